@@ -1,0 +1,313 @@
+//! One enum per verb: what happened, whether anything changed, and what the caller can do.
+//!
+//! `is_retryable()` is true where the very same call may succeed later without the caller changing
+//! anything.
+
+use std::time::Duration;
+
+use crate::config::ConfigError;
+use crate::transport::TransportError;
+use crate::types::{Group, Incarnation, MemberId, NameError, NodeId, Peer};
+
+/// Why a scope did not start. Nothing runs then.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// An option is not allowed.
+    #[error("the scope did not start: {0}")]
+    Config(#[from] ConfigError),
+    /// The transport did not start.
+    #[error("the scope did not start: {0}")]
+    Transport(#[from] TransportError),
+    /// The name of the scope has to be 1 to `max` bytes long.
+    #[error("the scope did not start: its name has {given} bytes; 1 to {max} bytes are allowed")]
+    ScopeLength {
+        /// How many bytes the name had.
+        given: usize,
+        /// How many are allowed.
+        max: usize,
+    },
+    /// The builder was given no transport.
+    #[error("scope {scope:?} did not start: it has no transport; give the builder one with `transport(..)`")]
+    MissingTransport {
+        /// The scope.
+        scope: String,
+    },
+    /// This node is in the scope already.
+    #[error(
+        "scope {scope:?} did not start: node {node} has joined it already; \
+         clone the running handle, or shut it down first"
+    )]
+    AlreadyJoined {
+        /// The scope.
+        scope: String,
+        /// The node.
+        node: NodeId,
+    },
+}
+
+impl StartError {
+    /// Whether the same start may succeed later.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            StartError::Transport(error) => match error {
+                TransportError::Failed { .. } => true,
+                TransportError::AlreadyStarted { .. } | TransportError::Superseded { .. } => false,
+            },
+            StartError::Config(_)
+            | StartError::ScopeLength { .. }
+            | StartError::MissingTransport { .. }
+            | StartError::AlreadyJoined { .. } => false,
+        }
+    }
+}
+
+/// Why a join failed. The member is not registered then and gets nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// The router of the group refused the claim or did not answer within `join_timeout`.
+    #[error("no join of group {group}: its router {router} could not be reached in time; join again")]
+    RouterUnreachable {
+        /// The group.
+        group: Group,
+        /// The node that is its router.
+        router: NodeId,
+    },
+    /// The node has started and had not settled on a view within `join_timeout`.
+    #[error("no join of group {group}: this node did not settle on a view within {waited:?}; join again")]
+    NotSettled {
+        /// The group.
+        group: Group,
+        /// How long the join waited.
+        waited: Duration,
+    },
+    /// This node is on its way out and takes no new members.
+    #[error("no join: this node is draining; join on another node")]
+    Draining,
+    /// The scope is stopped.
+    #[error("no join: the scope is stopped; start it again")]
+    Stopped,
+    /// A later life of this node's name has taken over.
+    #[error(
+        "no join: node {node} lives elsewhere as incarnation {live}; stop this one or give it another name"
+    )]
+    Superseded {
+        /// The name that both use.
+        node: NodeId,
+        /// The life that has taken over.
+        live: Incarnation,
+    },
+    /// The name of the group is not allowed.
+    #[error("no join: {0}")]
+    Name(#[from] NameError),
+    /// A member can join only on the node that it lives on.
+    #[error("no join: member {member} does not live on this node, which is {here}")]
+    ForeignMember {
+        /// The member.
+        member: MemberId,
+        /// This node.
+        here: Peer,
+    },
+    /// Too many requests are under way.
+    #[error("no join of group {group}: too many requests are under way; join again later")]
+    Busy {
+        /// The group.
+        group: Group,
+    },
+}
+
+impl JoinError {
+    /// Whether the same join may succeed later.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            JoinError::RouterUnreachable { .. } | JoinError::NotSettled { .. } | JoinError::Busy { .. } => {
+                true
+            }
+            JoinError::Draining
+            | JoinError::Stopped
+            | JoinError::Superseded { .. }
+            | JoinError::Name(_)
+            | JoinError::ForeignMember { .. } => false,
+        }
+    }
+}
+
+/// Why a broadcast that may wait failed. Unless a variant says otherwise, nothing was sent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BroadcastError {
+    /// The scope is stopped.
+    #[error("nothing was sent: the scope is stopped; start it again")]
+    Stopped,
+    /// The scope was stopped while the broadcast was under way.
+    #[error("the scope was stopped before the broadcast was acknowledged; some members may have it")]
+    Interrupted,
+    /// The name of the group is not allowed.
+    #[error("nothing was sent: {0}")]
+    Name(#[from] NameError),
+    /// The payload is larger than `max_payload_len`.
+    #[error("nothing was sent: the payload has {given} bytes; at most {max} are allowed (max_payload_len)")]
+    PayloadTooLarge {
+        /// How many bytes it had.
+        given: usize,
+        /// How many are allowed.
+        max: usize,
+    },
+    /// The headers are too large.
+    #[error("nothing was sent: the headers have {given} bytes; at most {max} are allowed")]
+    HeadersTooLarge {
+        /// How many bytes they had.
+        given: usize,
+        /// How many are allowed.
+        max: usize,
+    },
+    /// A broadcast from inside a delivery found the queue for such broadcasts full.
+    #[error("nothing was sent: too many broadcasts wait; try again when some have left")]
+    Busy,
+    /// The node that was named is not connected.
+    #[error("nothing was sent: node {node} is not connected; try again when it is")]
+    NoSuchNode {
+        /// The node.
+        node: NodeId,
+    },
+    /// The node that was named went away before it acknowledged.
+    #[error("node {node} went away before it acknowledged; its members may have the message or not")]
+    NodeLost {
+        /// The node.
+        node: NodeId,
+    },
+    /// A later life of this node's name has taken over.
+    #[error(
+        "nothing was sent: node {node} lives elsewhere as incarnation {live}; \
+         stop this one or give it another name"
+    )]
+    Superseded {
+        /// The name that both use.
+        node: NodeId,
+        /// The life that has taken over.
+        live: Incarnation,
+    },
+}
+
+impl BroadcastError {
+    /// Whether the same broadcast may succeed later. After [`BroadcastError::NodeLost`] a second call is a
+    /// second message: members of that node may get both.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            BroadcastError::Busy | BroadcastError::NoSuchNode { .. } | BroadcastError::NodeLost { .. } => {
+                true
+            }
+            BroadcastError::Stopped
+            | BroadcastError::Interrupted
+            | BroadcastError::Name(_)
+            | BroadcastError::PayloadTooLarge { .. }
+            | BroadcastError::HeadersTooLarge { .. }
+            | BroadcastError::Superseded { .. } => false,
+        }
+    }
+}
+
+/// Why a broadcast that never waits failed. Nothing was sent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TryBroadcastError {
+    /// A queue on the way is full, or too many broadcasts are unacknowledged.
+    #[error("nothing was sent: a queue is full; try again when it has moved, or use broadcast, which waits")]
+    Busy,
+    /// The scope is stopped.
+    #[error("nothing was sent: the scope is stopped; start it again")]
+    Stopped,
+    /// The name of the group is not allowed.
+    #[error("nothing was sent: {0}")]
+    Name(#[from] NameError),
+    /// The payload is larger than `max_payload_len`.
+    #[error("nothing was sent: the payload has {given} bytes; at most {max} are allowed (max_payload_len)")]
+    PayloadTooLarge {
+        /// How many bytes it had.
+        given: usize,
+        /// How many are allowed.
+        max: usize,
+    },
+    /// The headers are too large.
+    #[error("nothing was sent: the headers have {given} bytes; at most {max} are allowed")]
+    HeadersTooLarge {
+        /// How many bytes they had.
+        given: usize,
+        /// How many are allowed.
+        max: usize,
+    },
+    /// A later life of this node's name has taken over.
+    #[error(
+        "nothing was sent: node {node} lives elsewhere as incarnation {live}; \
+         stop this one or give it another name"
+    )]
+    Superseded {
+        /// The name that both use.
+        node: NodeId,
+        /// The life that has taken over.
+        live: Incarnation,
+    },
+}
+
+impl TryBroadcastError {
+    /// Whether the same broadcast may succeed later.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            TryBroadcastError::Busy => true,
+            TryBroadcastError::Stopped
+            | TryBroadcastError::Name(_)
+            | TryBroadcastError::PayloadTooLarge { .. }
+            | TryBroadcastError::HeadersTooLarge { .. }
+            | TryBroadcastError::Superseded { .. } => false,
+        }
+    }
+}
+
+impl From<TryBroadcastError> for BroadcastError {
+    fn from(error: TryBroadcastError) -> Self {
+        match error {
+            TryBroadcastError::Busy => BroadcastError::Busy,
+            TryBroadcastError::Stopped => BroadcastError::Stopped,
+            TryBroadcastError::Name(error) => BroadcastError::Name(error),
+            TryBroadcastError::PayloadTooLarge { given, max } => {
+                BroadcastError::PayloadTooLarge { given, max }
+            }
+            TryBroadcastError::HeadersTooLarge { given, max } => {
+                BroadcastError::HeadersTooLarge { given, max }
+            }
+            TryBroadcastError::Superseded { node, live } => BroadcastError::Superseded { node, live },
+        }
+    }
+}
+
+/// A drain reached its deadline. The node goes on draining: drain again to wait longer, or shut down and
+/// accept that its members may miss broadcasts of the nodes that are named.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the drain is not over: {} of the nodes have not confirmed it ({}); drain again to wait longer",
+    .waiting_for.len(), names(.waiting_for)
+)]
+#[non_exhaustive]
+pub struct DrainTimeout {
+    /// The nodes that have not confirmed it, sorted.
+    pub waiting_for: Vec<NodeId>,
+}
+
+impl DrainTimeout {
+    /// A drain that still waits for these nodes.
+    pub fn new(mut waiting_for: Vec<NodeId>) -> Self {
+        waiting_for.sort_unstable();
+        waiting_for.dedup();
+        Self { waiting_for }
+    }
+
+    /// Always: a drain goes on where it was.
+    pub fn is_retryable(&self) -> bool {
+        true
+    }
+}
+
+fn names(nodes: &[NodeId]) -> String {
+    nodes.iter().map(NodeId::as_str).collect::<Vec<_>>().join(", ")
+}
