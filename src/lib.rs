@@ -2,7 +2,9 @@
 
 mod config;
 mod error;
+pub mod node;
 mod ring;
+mod sync;
 pub mod transport;
 mod types;
 mod view;
