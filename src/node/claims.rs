@@ -256,10 +256,10 @@ impl<M: Clone> ClaimShard<M> {
             if matches!(entry.state, State::Cooldown { .. }) && !entry.cooling {
                 return Err(format!("{group}: Cooldown but in no queue"));
             }
-            if let State::Flushing { version } = entry.state {
-                if !self.batches.contains_key(&version) {
-                    return Err(format!("{group}: Flushing in no batch"));
-                }
+            if let State::Flushing { version } = entry.state
+                && !self.batches.contains_key(&version)
+            {
+                return Err(format!("{group}: Flushing in no batch"));
             }
             let own = *published.router(group.as_bytes()) == published.me;
             if own && self.plan.is_none() && matches!(entry.state, State::Claiming(_)) {
@@ -519,11 +519,11 @@ impl<M: Clone> ClaimShard<M> {
 
     fn back_to_retracting(&mut self, batch: Batch) {
         for group in batch.groups {
-            if let Some(entry) = self.entries.get_mut(&group) {
-                if matches!(entry.state, State::Flushing { .. }) {
-                    entry.state = State::Retracting;
-                    self.retracting.insert(group);
-                }
+            if let Some(entry) = self.entries.get_mut(&group)
+                && matches!(entry.state, State::Flushing { .. })
+            {
+                entry.state = State::Retracting;
+                self.retracting.insert(group);
             }
         }
     }

@@ -609,16 +609,16 @@ impl Coordinator {
     fn poll_bulk(&mut self, to: &Peer, now: Time) -> Option<Message> {
         let (limit, bytes, hash) = (self.chunk_groups, self.chunk_bytes, self.hash);
         let record = self.record(to)?;
-        if let Some(transfer) = &mut record.transfer {
-            if let Some(chunk) = transfer.next_chunk(limit, bytes, now) {
-                return Some(Message::Data {
-                    round: transfer.round,
-                    kind: transfer.kind.clone(),
-                    index: chunk.index,
-                    last: chunk.last.then_some(hash),
-                    groups: chunk.groups,
-                });
-            }
+        if let Some(transfer) = &mut record.transfer
+            && let Some(chunk) = transfer.next_chunk(limit, bytes, now)
+        {
+            return Some(Message::Data {
+                round: transfer.round,
+                kind: transfer.kind.clone(),
+                index: chunk.index,
+                last: chunk.last.then_some(hash),
+                groups: chunk.groups,
+            });
         }
         let repair = record.repair.as_mut()?;
         let chunk = repair.next_chunk(limit, bytes, now)?;

@@ -165,11 +165,11 @@ impl Outbox {
             self.calls.insert(call, Call { claims: claims.clone(), sent: now });
             return Some(Message::Claims { call, claims });
         }
-        if self.retracts_in_flight.len() < RETRACTS_IN_FLIGHT {
-            if let Some((version, shard, groups)) = self.retracts.pop_front() {
-                self.retracts_in_flight.insert(version, (shard, now));
-                return Some(Message::Retract { version, groups });
-            }
+        if self.retracts_in_flight.len() < RETRACTS_IN_FLIGHT
+            && let Some((version, shard, groups)) = self.retracts.pop_front()
+        {
+            self.retracts_in_flight.insert(version, (shard, now));
+            return Some(Message::Retract { version, groups });
         }
         if !self.not_held.is_empty() {
             return Some(Message::NotHeld { groups: self.not_held.drain(..).collect() });

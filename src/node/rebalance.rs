@@ -169,10 +169,10 @@ impl<M: Clone> Node<M> {
             if self.repair_step(&mut repair, now) {
                 self.chores.with(|chores| chores.repairs.insert(node, repair));
             }
-        } else if let Some(mut scan) = self.chores.with(|chores| chores.scan.take()) {
-            if self.scan_step(&mut scan, now) {
-                self.chores.with(|chores| chores.scan = Some(scan));
-            }
+        } else if let Some(mut scan) = self.chores.with(|chores| chores.scan.take())
+            && self.scan_step(&mut scan, now)
+        {
+            self.chores.with(|chores| chores.scan = Some(scan));
         }
         let more = self.chores.with(|chores| !chores.idle());
         self.debug_check();
