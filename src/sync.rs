@@ -5,35 +5,35 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-#[cfg(not(loom))]
+#[cfg(not(muster_loom))]
 use std::sync::atomic::{AtomicU64, Ordering};
 
-#[cfg(loom)]
+#[cfg(muster_loom)]
 use loom::sync::atomic::{AtomicU64, Ordering};
 
 /// A lock that is held for one step: never across an await, never while user code runs.
 #[derive(Default)]
 pub(crate) struct Lock<T> {
-    #[cfg(not(loom))]
+    #[cfg(not(muster_loom))]
     inner: parking_lot::Mutex<T>,
-    #[cfg(loom)]
+    #[cfg(muster_loom)]
     inner: loom::sync::Mutex<T>,
 }
 
 impl<T> Lock<T> {
     pub(crate) fn new(value: T) -> Self {
         Self {
-            #[cfg(not(loom))]
+            #[cfg(not(muster_loom))]
             inner: parking_lot::Mutex::new(value),
-            #[cfg(loom)]
+            #[cfg(muster_loom)]
             inner: loom::sync::Mutex::new(value),
         }
     }
 
     pub(crate) fn with<R>(&self, step: impl FnOnce(&mut T) -> R) -> R {
-        #[cfg(not(loom))]
+        #[cfg(not(muster_loom))]
         return step(&mut self.inner.lock());
-        #[cfg(loom)]
+        #[cfg(muster_loom)]
         return match self.inner.lock() {
             Ok(mut guard) => step(&mut guard),
             Err(mut poisoned) => step(poisoned.get_mut()),
@@ -69,42 +69,42 @@ impl<T: fmt::Debug> fmt::Debug for Lock<T> {
 
 /// A value that is replaced whole and read without a lock.
 pub(crate) struct Cell<T> {
-    #[cfg(not(loom))]
+    #[cfg(not(muster_loom))]
     inner: arc_swap::ArcSwap<T>,
-    #[cfg(loom)]
+    #[cfg(muster_loom)]
     inner: Lock<Arc<T>>,
 }
 
 impl<T> Cell<T> {
     pub(crate) fn new(value: T) -> Self {
         Self {
-            #[cfg(not(loom))]
+            #[cfg(not(muster_loom))]
             inner: arc_swap::ArcSwap::from_pointee(value),
-            #[cfg(loom)]
+            #[cfg(muster_loom)]
             inner: Lock::new(Arc::new(value)),
         }
     }
 
     /// The value, kept alive for as long as the caller likes.
     pub(crate) fn load(&self) -> Arc<T> {
-        #[cfg(not(loom))]
+        #[cfg(not(muster_loom))]
         return self.inner.load_full();
-        #[cfg(loom)]
+        #[cfg(muster_loom)]
         return self.inner.with(|value| value.clone());
     }
 
     /// Reads the value without touching its reference count.
     pub(crate) fn read<R>(&self, look: impl FnOnce(&Arc<T>) -> R) -> R {
-        #[cfg(not(loom))]
+        #[cfg(not(muster_loom))]
         return look(&self.inner.load());
-        #[cfg(loom)]
+        #[cfg(muster_loom)]
         return look(&self.load());
     }
 
     pub(crate) fn store(&self, value: T) {
-        #[cfg(not(loom))]
+        #[cfg(not(muster_loom))]
         self.inner.store(Arc::new(value));
-        #[cfg(loom)]
+        #[cfg(muster_loom)]
         self.inner.with(|cell| *cell = Arc::new(value));
     }
 }
@@ -112,9 +112,9 @@ impl<T> Cell<T> {
 impl<T> Clone for Cell<T> {
     fn clone(&self) -> Self {
         Self {
-            #[cfg(not(loom))]
+            #[cfg(not(muster_loom))]
             inner: arc_swap::ArcSwap::new(self.load()),
-            #[cfg(loom)]
+            #[cfg(muster_loom)]
             inner: Lock::new(self.load()),
         }
     }
