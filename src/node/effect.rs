@@ -6,6 +6,7 @@ use crate::transport::Lane;
 use crate::types::{Group, NodeId, Peer};
 
 use super::message::Message;
+use super::relay::Settled;
 
 /// Names one waiting join; chosen by the caller, never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,6 +57,10 @@ pub enum Effect {
     },
     /// What is published has changed.
     Changed,
+    /// A broadcast's receipt.
+    Settled(Settled),
+    /// There is room again for broadcasts that were refused as busy.
+    Room,
     /// Something worth telling.
     Event(NodeEvent),
 }

@@ -15,6 +15,9 @@ impl<M: Clone> Node<M> {
     }
 
     fn check_up_to(&self, size: usize) -> Result<(), String> {
+        self.relay
+            .with(|relay| relay.check_invariants())
+            .map_err(|broken| format!("relay of {}: {broken}", self.me))?;
         self.coordinator.with(|coordinator| {
             coordinator.check().map_err(|broken| format!("coordinator of {}: {broken}", self.me))?;
             let published = coordinator.published();

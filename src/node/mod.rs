@@ -6,8 +6,8 @@
 //! of their own, so that a server calls it from many threads, while a simulator clones, compares and hashes
 //! whole nodes.
 //!
-//! Locks are taken in this order: chores, coordinator, a claim shard, an occupancy shard, relay, outboxes, effects. None is
-//! held while another of the same kind is taken, and none across a call into user code.
+//! Locks are taken in this order: chores, coordinator, relay, a claim shard, an occupancy shard, outboxes,
+//! effects. None is held while another of the same kind is taken, and none across a call into user code.
 
 mod agreement;
 mod chores;
@@ -23,6 +23,7 @@ mod occupancy;
 mod outbox;
 mod published;
 mod rebalance;
+pub mod relay;
 mod rules;
 mod settings;
 #[cfg(test)]
@@ -43,9 +44,10 @@ use coordinator::{Consequences, Coordinator, Step};
 use digest::Digest;
 use effect::Effects;
 use hashing::SeededState;
-use message::Message;
+use message::{DataMessage, Message};
 use occupancy::OccupancyShard;
 use outbox::Outbox;
+use relay::{Begun, LocalDelivery, NewCast, Relay, Wire, World};
 
 pub use effect::{Effect, JoinRefused, JoinStart, NodeEvent, Outgoing, Ticket};
 pub use members::{LocalMembers, MemberRef};
@@ -124,8 +126,19 @@ pub struct Node<M> {
     coordinator: Lock<Coordinator>,
     claims: Box<[Lock<ClaimShard<M>>]>,
     occupancy: Box<[Lock<OccupancyShard>]>,
+    relay: Lock<Relay>,
     outboxes: Lock<BTreeMap<NodeId, Outbox>>,
     effects: Lock<Effects>,
+}
+
+impl<M: Clone> World for Node<M> {
+    fn published(&self) -> Arc<Published> {
+        self.published.load()
+    }
+
+    fn target_peers(&self, group: &[u8], sender: ViewHash) -> Result<Vec<Peer>, Flood> {
+        Node::target_peers(self, group, sender)
+    }
 }
 
 // Getters: what is published, read without a lock, and single shards.
@@ -136,6 +149,7 @@ impl<M: Clone> Node<M> {
         let hasher = SeededState(settings.hash_seed);
         let count = settings.shards.max(1);
         Self {
+            relay: Lock::new(Relay::new(me.clone(), &settings)),
             me,
             hasher,
             versions: Counter::new(),
@@ -304,12 +318,22 @@ impl<M: Clone> Node<M> {
         self.coordinator.with(|coordinator| coordinator.drain_waiting_for())
     }
 
+    /// Broadcasts of this node that are not settled everywhere, and broadcasts of others that it relays.
+    pub fn in_flight(&self) -> (usize, usize) {
+        self.relay.with(|relay| (relay.open(), relay.serving()))
+    }
+
+    /// Frames of peers that did not fit the contract.
+    pub fn violations(&self) -> u64 {
+        self.relay.with(|relay| relay.violations())
+    }
+
     /// How many entries all queues, maps and tables of this node have together.
     pub fn footprint(&self) -> usize {
         let claims: usize = self.claims.iter().map(|s| s.with(|s| s.footprint())).sum();
         let rows: usize = self.occupancy.iter().map(|s| s.with(|s| s.len())).sum();
         let outboxes: usize = self.outboxes.with(|all| all.values().map(Outbox::footprint).sum());
-        claims + rows + outboxes
+        claims + rows + outboxes + self.relay.with(|relay| relay.footprint())
     }
 
     fn shard_index(&self, group: &[u8]) -> usize {
@@ -381,6 +405,18 @@ impl<M: Clone> Node<M> {
         handle
     }
 
+    /// Begins a broadcast.
+    pub fn broadcast(&self, cast: NewCast, wire: &mut impl Wire) -> Begun {
+        let begun = self.relay.with(|relay| relay.broadcast(cast, self, wire));
+        self.relay_effects();
+        begun
+    }
+
+    /// Nobody waits for the receipt of this node's broadcast `seq` any more.
+    pub fn abandon(&self, seq: u64) {
+        self.relay.with(|relay| relay.abandon(seq));
+    }
+
     /// Starts to drain: joins are refused and the ring's tokens go to others. It cannot be taken back.
     pub fn drain(&self, now: Time) {
         self.step(now, |coordinator, step| coordinator.drain(step));
@@ -390,17 +426,19 @@ impl<M: Clone> Node<M> {
 // Inputs.
 impl<M: Clone> Node<M> {
     /// A peer is connected. When this returns, broadcasts of this node reach it.
-    pub fn handle_peer_up(&self, peer: Peer, now: Time) {
+    pub fn handle_peer_up(&self, peer: Peer, wire: &mut impl Wire, now: Time) {
         let earlier = self.coordinator.with(|c| c.peers.get(&peer.node).map(|record| record.peer.clone()));
         match earlier {
             Some(earlier) if earlier.incarnation >= peer.incarnation => return,
-            Some(earlier) => self.handle_peer_down(&earlier, now),
+            Some(earlier) => self.handle_peer_down(&earlier, wire, now),
             None => {}
         }
         if peer.node == self.me.node {
             self.step(now, |coordinator, step| coordinator.supersede(&peer, step));
             return;
         }
+        // before it is published: whoever reads that it is connected can send to it
+        self.relay.with(|relay| relay.handle_peer_up(&peer, wire));
         let slot = u32::try_from(self.slots.next()).unwrap_or(u32::MAX);
         self.step(now, |coordinator, step| {
             // before anything can be routed to it
@@ -410,17 +448,21 @@ impl<M: Clone> Node<M> {
     }
 
     /// A peer's link makes no progress; what is sent to it is kept for now.
-    pub fn handle_peer_suspect(&self, peer: &Peer, now: Time) {
+    pub fn handle_peer_suspect(&self, peer: &Peer, wire: &mut impl Wire, now: Time) {
         self.step(now, |coordinator, step| coordinator.handle_suspect(peer, true, step));
+        self.relay.with(|relay| relay.handle_peer_suspect(peer, wire));
+        self.relay_effects();
     }
 
     /// A suspect peer's link is back and nothing was lost.
-    pub fn handle_peer_resumed(&self, peer: &Peer, now: Time) {
+    pub fn handle_peer_resumed(&self, peer: &Peer, wire: &mut impl Wire, now: Time) {
+        self.relay.with(|relay| relay.handle_peer_resumed(peer, wire));
         self.step(now, |coordinator, step| coordinator.handle_suspect(peer, false, step));
+        self.relay_effects();
     }
 
     /// A peer is gone. Its rows, its agreement and what it is owed go with it.
-    pub fn handle_peer_down(&self, peer: &Peer, now: Time) {
+    pub fn handle_peer_down(&self, peer: &Peer, wire: &mut impl Wire, now: Time) {
         self.step(now, |coordinator, step| {
             // what is published comes first: nobody reads `Ready` and then misses the rows
             coordinator.handle_peer_down(peer, step);
@@ -430,6 +472,8 @@ impl<M: Clone> Node<M> {
                 }
             });
         });
+        self.relay.with(|relay| relay.handle_peer_down(peer, wire));
+        self.relay_effects();
     }
 
     /// The transport has tried every address that it knows.
@@ -438,7 +482,7 @@ impl<M: Clone> Node<M> {
     }
 
     /// A message of a connected peer; anybody else's is ignored.
-    pub fn handle_message(&self, from: &Peer, message: Message, now: Time) {
+    pub fn handle_message(&self, from: &Peer, message: Message, wire: &mut impl Wire, now: Time) {
         match message {
             Message::Leaving { round } => self.step(now, |c, step| c.handle_leaving(from, round, step)),
             Message::LeavingAck { round } => {
@@ -474,13 +518,15 @@ impl<M: Clone> Node<M> {
             Message::RepairRequest { hash, buckets } => self.handle_repair_request(from, hash, buckets),
             Message::Members { view } => self.step(now, |c, step| c.handle_members(from, &view, step)),
             Message::Superseded { by } => self.step(now, |c, step| c.supersede(&by, step)),
-            // broadcasts are the relay's
-            Message::Progress(_) => {}
+            Message::Progress(progress) => {
+                self.relay.with(|relay| relay.handle_progress(from, progress, wire));
+                self.relay_effects();
+            }
         }
     }
 
     /// Time has gone by: repeat, expire, flush, beat. Cheap when nothing is due.
-    pub fn handle_timeout(&self, now: Time) {
+    pub fn handle_timeout(&self, wire: &mut impl Wire, now: Time) {
         let settings = &self.settings;
         let (flush, beat, sweep, alone) = self.chores.with(|chores| {
             let sweep = chores::due(&mut chores.sweep_at, settings.sweep_interval, now);
@@ -520,7 +566,36 @@ impl<M: Clone> Node<M> {
             all.values().filter(|outbox| outbox.has_some()).map(|outbox| outbox.peer.clone()).collect()
         });
         self.effects.with(|effects| woken.iter().for_each(|peer| effects.transmit(peer)));
+        self.relay.with(|relay| relay.handle_timeout(wire, now));
+        self.relay_effects();
         self.debug_check();
+    }
+
+    /// A frame of the data lane. What comes back is for this node's members; when they have it, say
+    /// [`Node::delivered`].
+    pub fn handle_data_frame(
+        &self,
+        from: &Peer,
+        message: DataMessage,
+        body: bytes::Bytes,
+        wire: &mut impl Wire,
+        now: Time,
+    ) -> Option<LocalDelivery> {
+        let delivery = self.relay.with(|relay| relay.handle_data(from, message, body, self, wire, now));
+        self.relay_effects();
+        delivery
+    }
+
+    /// The members here have what came as this hop.
+    pub fn delivered(&self, from: &Peer, hop: u64) {
+        self.relay.with(|relay| relay.delivered(from, hop));
+        self.relay_effects();
+    }
+
+    /// The transport has room again for this peer.
+    pub fn handle_room(&self, peer: &Peer, wire: &mut impl Wire) {
+        self.relay.with(|relay| relay.handle_room(peer, wire));
+        self.relay_effects();
     }
 
     fn handle_claims(&self, from: &Peer, call: u64, claims: &[(Group, u64)], now: Time) {
@@ -582,7 +657,13 @@ impl<M: Clone> Node<M> {
 impl<M: Clone> Node<M> {
     /// The next thing to do; `None` when there is nothing. Call it until then after every input.
     pub fn poll_effect(&self) -> Option<Effect> {
-        self.effects.with(Effects::poll)
+        if let Some(effect) = self.effects.with(Effects::poll) {
+            return Some(effect);
+        }
+        self.relay.with(|relay| match relay.poll_settled() {
+            Some(settled) => Some(Effect::Settled(settled)),
+            None => relay.poll_room().then_some(Effect::Room),
+        })
     }
 
     /// What we owe this peer next, on any lane. Once returned it counts as sent: hand it to the transport, or
@@ -598,6 +679,9 @@ impl<M: Clone> Node<M> {
         }
         if lane != Lane::Control {
             return None;
+        }
+        if let Some(progress) = self.relay.with(|relay| relay.poll_progress(to)) {
+            return Some(Outgoing { lane, message: Message::Progress(progress) });
         }
         let message = self.outboxes.with(|all| {
             all.get_mut(&to.node).filter(|outbox| outbox.peer == *to).and_then(|outbox| outbox.poll(now))
@@ -671,6 +755,13 @@ impl<M: Clone> Node<M> {
         });
         if wake {
             self.effects.with(|effects| effects.transmit(peer));
+        }
+    }
+
+    /// Wakes the senders of those whom the relay owes an acknowledgement.
+    fn relay_effects(&self) {
+        while let Some(peer) = self.relay.with(|relay| relay.poll_wake()) {
+            self.effects.with(|effects| effects.transmit(&peer));
         }
     }
 

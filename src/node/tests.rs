@@ -7,7 +7,31 @@ use super::*;
 use crate::config::Config;
 use crate::types::Incarnation;
 
+/// Frames of the data lane on their way.
+#[derive(Default)]
+struct DataNet {
+    frames: VecDeque<(Peer, Peer, DataMessage, bytes::Bytes)>,
+    busy: bool,
+}
+
+struct Out<'a>(&'a Peer, &'a std::cell::RefCell<DataNet>);
+
+impl Wire for Out<'_> {
+    fn try_send(&mut self, to: &Peer, message: DataMessage, body: &bytes::Bytes) -> relay::Sent {
+        let mut net = self.1.borrow_mut();
+        if net.busy {
+            return relay::Sent::Busy;
+        }
+        net.frames.push_back((self.0.clone(), to.clone(), message, body.clone()));
+        relay::Sent::Accepted
+    }
+}
+
 struct Cluster {
+    data: std::cell::RefCell<DataNet>,
+    /// Node, group, payload.
+    got: Vec<(Peer, Group, bytes::Bytes)>,
+    receipts: Vec<relay::Settled>,
     nodes: BTreeMap<Peer, Node<u8>>,
     net: VecDeque<(Peer, Peer, Message)>,
     joined: Vec<(Ticket, Result<(), JoinRefused>)>,
@@ -22,6 +46,9 @@ fn peer(name: &str, incarnation: u64) -> Peer {
 impl Cluster {
     fn of(names: &[&str]) -> Self {
         let mut cluster = Cluster {
+            data: Default::default(),
+            got: Vec::new(),
+            receipts: Vec::new(),
             nodes: BTreeMap::new(),
             net: VecDeque::new(),
             joined: Vec::new(),
@@ -49,15 +76,19 @@ impl Cluster {
     }
 
     fn link(&self, a: &Peer, b: &Peer) {
-        self.nodes[b].handle_peer_up(a.clone(), self.now);
-        self.nodes[a].handle_peer_up(b.clone(), self.now);
+        self.nodes[b].handle_peer_up(a.clone(), &mut Out(b, &self.data), self.now);
+        self.nodes[a].handle_peer_up(b.clone(), &mut Out(a, &self.data), self.now);
     }
 
     fn cut(&mut self, a: &Peer, b: &Peer) {
         self.net.retain(|(from, to, _)| !((from == a && to == b) || (from == b && to == a)));
+        self.data
+            .borrow_mut()
+            .frames
+            .retain(|(from, to, ..)| !((from == a && to == b) || (from == b && to == a)));
         for (x, y) in [(a, b), (b, a)] {
             if let Some(node) = self.nodes.get(x) {
-                node.handle_peer_down(y, self.now);
+                node.handle_peer_down(y, &mut Out(x, &self.data), self.now);
             }
         }
     }
@@ -87,7 +118,8 @@ impl Cluster {
                             }
                         }
                         Effect::Joined { ticket, result } => self.joined.push((ticket, result)),
-                        Effect::Work | Effect::Changed | Effect::Event(_) => {}
+                        Effect::Settled(settled) => self.receipts.push(settled),
+                        Effect::Room | Effect::Work | Effect::Changed | Effect::Event(_) => {}
                     }
                 }
                 node.check_invariants().unwrap();
@@ -95,7 +127,24 @@ impl Cluster {
             if let Some((from, to, message)) = self.net.pop_front() {
                 moved = true;
                 if let Some(node) = self.nodes.get(&to) {
-                    node.handle_message(&from, message, self.now);
+                    node.handle_message(&from, message, &mut Out(&to, &self.data), self.now);
+                }
+            }
+            let frame = self.data.borrow_mut().frames.pop_front();
+            if let Some((from, to, message, body)) = frame {
+                moved = true;
+                if let Some(node) = self.nodes.get(&to) {
+                    let mut out = Out(&to, &self.data);
+                    if let Some(delivery) = node.handle_data_frame(&from, message, body, &mut out, self.now) {
+                        let members = node.local_members(delivery.group.as_bytes());
+                        for _ in members.iter() {
+                            self.got.push((to.clone(), delivery.group.clone(), delivery.body.clone()));
+                        }
+                        if members.is_empty() && delivery.targeted {
+                            node.tell_not_held(&from, &delivery.group, self.now);
+                        }
+                        node.delivered(&from, delivery.hop);
+                    }
                 }
             }
             if !moved {
@@ -108,7 +157,7 @@ impl Cluster {
         let end = self.now + time;
         while self.now < end {
             self.now += Time::from_millis(250);
-            self.nodes.values().for_each(|node| node.handle_timeout(self.now));
+            self.nodes.iter().for_each(|(me, node)| node.handle_timeout(&mut Out(me, &self.data), self.now));
             self.run();
         }
     }
@@ -117,6 +166,28 @@ impl Cluster {
         self.ticket += 1;
         let node = &self.nodes[who];
         node.join(Group::from(group), node.next_member_number(), 0, Ticket(self.ticket), self.now)
+    }
+
+    fn cast(&mut self, who: &Peer, group: &str, payload: &str) {
+        self.ticket += 1;
+        let cast = NewCast {
+            group: Group::from(group),
+            body: bytes::Bytes::copy_from_slice(payload.as_bytes()),
+            except: None,
+            headers: Vec::new(),
+            at_most_once: false,
+            audience: relay::Audience::Group,
+            ticket: Some(Ticket(self.ticket)),
+        };
+        let begun = self.nodes[who].broadcast(cast, &mut Out(who, &self.data));
+        let Begun::Sent { deliver_here: true, .. } = begun else { panic!("{begun:?}") };
+        for _ in self.nodes[who].local_members(group.as_bytes()).iter() {
+            self.got.push((
+                who.clone(),
+                Group::from(group),
+                bytes::Bytes::copy_from_slice(payload.as_bytes()),
+            ));
+        }
     }
 
     fn status(&self) -> Vec<Status> {
@@ -285,7 +356,7 @@ fn a_join_whose_router_never_answers_fails_and_registers_nothing() {
     let group = group.unwrap();
     assert_eq!(cluster.join(&a, &group), JoinStart::Waiting);
     let node = &cluster.nodes[&a];
-    node.handle_timeout(cluster.now + node.settings().join_timeout);
+    node.handle_timeout(&mut Out(&a, &cluster.data), cluster.now + node.settings().join_timeout);
     let refused = std::iter::from_fn(|| node.poll_effect()).find_map(|effect| match effect {
         Effect::Joined { result, .. } => Some(result),
         _ => None,
@@ -296,4 +367,111 @@ fn a_join_whose_router_never_answers_fails_and_registers_nothing() {
     cluster.pass(Time::from_secs(40));
     cluster.assert_exact();
     assert_eq!(cluster.nodes[&a].counts().claims, 0);
+}
+
+#[test]
+fn a_broadcast_reaches_each_member_once_by_three_hops() {
+    let mut cluster = Cluster::of(&["a", "b", "c", "d"]);
+    cluster.run();
+    let all: Vec<Peer> = cluster.nodes.keys().cloned().collect();
+    for i in 0..12 {
+        for who in all.iter().take(i % 5) {
+            cluster.join(who, &format!("g{i}"));
+        }
+    }
+    cluster.run();
+    for i in 0..12 {
+        for from in &all {
+            cluster.got.clear();
+            cluster.receipts.clear();
+            cluster.cast(from, &format!("g{i}"), "hello");
+            cluster.run();
+            let mut got: Vec<Peer> = cluster.got.iter().map(|(who, ..)| who.clone()).collect();
+            got.sort();
+            assert_eq!(got, all[..i % 5], "g{i} from {from}");
+            let [receipt] = cluster.receipts.as_slice() else { panic!("{:?}", cluster.receipts) };
+            assert_eq!((receipt.reach, receipt.nodes), (relay::Reach::Targeted, i % 5));
+        }
+    }
+    assert!(cluster.nodes.values().all(|node| node.in_flight() == (0, 0)));
+}
+
+#[test]
+fn a_broadcast_whose_router_dies_or_falls_silent_is_flooded_at_once() {
+    for silent in [false, true] {
+        let mut cluster = Cluster::of(&["a", "b", "c"]);
+        cluster.run();
+        let (a, b, c) = (peer("a", 1), peer("b", 1), peer("c", 1));
+        let group = (0..)
+            .map(|i| format!("g{i}"))
+            .find(|name| cluster.nodes[&a].with_published(|p| *p.router(name.as_bytes()) == b));
+        let group = group.unwrap();
+        cluster.join(&b, &group);
+        cluster.join(&c, &group);
+        cluster.run();
+        cluster.cast(&a, &group, "hello");
+        assert_eq!(cluster.data.borrow().frames.len(), 1, "it is on its way to the router");
+        if silent {
+            let held = cluster.data.borrow_mut().frames.pop_front();
+            cluster.nodes[&a].handle_peer_suspect(&b, &mut Out(&a, &cluster.data), cluster.now);
+            cluster.run();
+            assert_eq!(cluster.got.len(), 1, "c has it without the router");
+            assert_eq!(cluster.receipts.len(), 1, "the receipt does not wait for a suspect");
+            assert_eq!(cluster.nodes[&a].in_flight(), (1, 0), "but the broadcast stays open");
+            cluster.data.borrow_mut().frames.extend(held);
+            cluster.nodes[&a].handle_peer_resumed(&b, &mut Out(&a, &cluster.data), cluster.now);
+            cluster.run();
+            let mut got: Vec<Peer> = cluster.got.iter().map(|(who, ..)| who.clone()).collect();
+            got.sort();
+            assert_eq!(got, [b, c], "once each, though the router relayed it as well");
+        } else {
+            cluster.kill(&b);
+            cluster.run();
+            assert_eq!(cluster.got.len(), 1);
+            assert_eq!(cluster.receipts.len(), 1);
+            assert_eq!(cluster.receipts[0].reach, relay::Reach::Flooded);
+        }
+        assert!(cluster.nodes.values().all(|node| node.in_flight() == (0, 0)));
+    }
+}
+
+#[test]
+fn a_full_queue_delays_and_loses_nothing() {
+    let mut cluster = Cluster::of(&["a", "b"]);
+    cluster.run();
+    let (a, b) = (peer("a", 1), peer("b", 1));
+    let group = (0..)
+        .map(|i| format!("g{i}"))
+        .find(|name| cluster.nodes[&a].with_published(|p| *p.router(name.as_bytes()) == a));
+    let group = group.unwrap();
+    cluster.join(&b, &group);
+    cluster.run();
+    cluster.data.borrow_mut().busy = true;
+    for i in 0..5 {
+        cluster.cast(&a, &group, &i.to_string());
+    }
+    cluster.run();
+    assert!(cluster.got.is_empty() && cluster.receipts.is_empty());
+    cluster.data.borrow_mut().busy = false;
+    cluster.pass(Time::from_millis(250));
+    let got: Vec<&[u8]> = cluster.got.iter().map(|(.., body)| body.as_ref()).collect();
+    assert_eq!(got, [b"0", b"1", b"2", b"3", b"4"]);
+    assert_eq!(cluster.receipts.len(), 5);
+}
+
+#[test]
+fn a_stale_row_heals_at_its_first_use() {
+    let mut cluster = Cluster::of(&["a", "b"]);
+    cluster.run();
+    let (a, b) = (peer("a", 1), peer("b", 1));
+    let group = (0..)
+        .map(|i| format!("g{i}"))
+        .find(|name| cluster.nodes[&a].with_published(|p| *p.router(name.as_bytes()) == a));
+    let group = group.unwrap();
+    let slot = cluster.nodes[&a].slot_of(&b).unwrap();
+    cluster.nodes[&a].write_row(&Group::from(&group), slot, 1, true, cluster.now);
+    cluster.cast(&a, &group, "anybody?");
+    cluster.run();
+    assert!(cluster.got.is_empty());
+    assert!(cluster.nodes[&a].occupancy(group.as_bytes()).is_empty());
 }
