@@ -2,6 +2,8 @@
 //!
 //! The crate decides who must hear a message; a [`Transport`] carries it there.
 
+pub mod memory;
+
 use std::fmt;
 use std::sync::{Arc, Weak};
 

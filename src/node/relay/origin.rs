@@ -83,10 +83,11 @@ impl Relay {
             Audience::Group => true,
             Audience::Node(peer) => *peer == self.me,
         };
-        if let Audience::Node(peer) = &cast.audience {
-            if *peer != self.me && self.link(peer).is_none() {
-                return Begun::NoLink(cast);
-            }
+        if let Audience::Node(peer) = &cast.audience
+            && *peer != self.me
+            && self.link(peer).is_none()
+        {
+            return Begun::NoLink(cast);
         }
         let seq = self.next_seq;
         let id = BroadcastId::new(self.me.clone(), seq);
@@ -227,10 +228,10 @@ impl Relay {
         for peer in peers {
             let Some(link) = self.link(peer).filter(|link| link.unsent.is_empty()) else { continue };
             let cast = self.cast(seq, &open, link.next_hop(), true);
-            if wire.try_send(peer, DataMessage::Deliver { cast, targeted }, &open.body) == Sent::Accepted {
-                if let Some(link) = self.link_mut(peer) {
-                    link.sent(Errand::Nobody);
-                }
+            if wire.try_send(peer, DataMessage::Deliver { cast, targeted }, &open.body) == Sent::Accepted
+                && let Some(link) = self.link_mut(peer)
+            {
+                link.sent(Errand::Nobody);
             }
         }
     }
@@ -243,10 +244,10 @@ impl Relay {
             return;
         }
         open.waiting.insert(peer.clone());
-        if waits || self.send_own(seq, peer, targeted, wire) == Sent::Busy {
-            if let Some(link) = self.link_mut(peer) {
-                link.unsent.push_back((seq, targeted));
-            }
+        if (waits || self.send_own(seq, peer, targeted, wire) == Sent::Busy)
+            && let Some(link) = self.link_mut(peer)
+        {
+            link.unsent.push_back((seq, targeted));
         }
     }
 
@@ -377,11 +378,11 @@ impl Relay {
             return;
         }
         let suspect = |peer: &Peer| links.get(&peer.node).is_some_and(|l| l.peer == *peer && l.suspect);
-        if open.waiting.iter().all(suspect) {
-            if let Some(ticket) = open.ticket.take() {
-                let id = BroadcastId::new(self.me.clone(), seq);
-                self.settled.push_back(Settled { ticket, id, reach: open.reach, nodes: open.nodes });
-            }
+        if open.waiting.iter().all(suspect)
+            && let Some(ticket) = open.ticket.take()
+        {
+            let id = BroadcastId::new(self.me.clone(), seq);
+            self.settled.push_back(Settled { ticket, id, reach: open.reach, nodes: open.nodes });
         }
         if open.waiting.is_empty() {
             self.open_bytes -= open.size();

@@ -96,10 +96,8 @@ impl Relay {
             false => Errand::Served(cast.id.origin.clone(), cast.id.seq),
         };
         let accepted = wire.try_send(to, DataMessage::Deliver { cast, targeted }, body) == Sent::Accepted;
-        if accepted {
-            if let Some(link) = self.link_mut(to) {
-                link.sent(errand);
-            }
+        if accepted && let Some(link) = self.link_mut(to) {
+            link.sent(errand);
         }
         accepted
     }
