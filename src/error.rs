@@ -311,3 +311,98 @@ impl DrainTimeout {
 fn names(nodes: &[NodeId]) -> String {
     nodes.iter().map(NodeId::as_str).collect::<Vec<_>>().join(", ")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node() -> NodeId {
+        NodeId::new("chat-1").expect("a name")
+    }
+
+    #[test]
+    fn messages_name_what_was_given_and_what_is_allowed() {
+        let start = StartError::ScopeLength { given: 300, max: 255 };
+        assert_eq!(
+            start.to_string(),
+            "the scope did not start: its name has 300 bytes; 1 to 255 bytes are allowed"
+        );
+        let config = crate::Config::default().vnodes(0).validate().expect_err("refused");
+        let start = StartError::from(config);
+        assert_eq!(start.to_string(), "the scope did not start: option vnodes is 0; 1 to 4096 is allowed");
+        let join = JoinError::RouterUnreachable { group: Group::from("room:1"), router: node() };
+        assert_eq!(
+            join.to_string(),
+            "no join of group room:1: its router chat-1 could not be reached in time; join again"
+        );
+        let broadcast = BroadcastError::PayloadTooLarge { given: 9, max: 8 };
+        assert_eq!(
+            broadcast.to_string(),
+            "nothing was sent: the payload has 9 bytes; at most 8 are allowed (max_payload_len)"
+        );
+    }
+
+    #[test]
+    fn a_name_error_keeps_its_words() {
+        let name = NameError::GroupLength { given: 0, max: 1024 };
+        for text in [
+            JoinError::from(name.clone()).to_string(),
+            BroadcastError::from(name.clone()).to_string(),
+            TryBroadcastError::from(name).to_string(),
+        ] {
+            assert!(
+                text.ends_with("a group name of 0 bytes was given; 1 to 1024 bytes are allowed"),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn only_what_may_pass_by_itself_is_retryable() {
+        assert!(JoinError::Busy { group: Group::from("g") }.is_retryable());
+        assert!(!JoinError::Draining.is_retryable());
+        assert!(!JoinError::Stopped.is_retryable());
+        assert!(BroadcastError::NoSuchNode { node: node() }.is_retryable());
+        assert!(!BroadcastError::Interrupted.is_retryable());
+        assert!(TryBroadcastError::Busy.is_retryable());
+        assert!(!TryBroadcastError::PayloadTooLarge { given: 2, max: 1 }.is_retryable());
+        assert!(StartError::from(TransportError::Failed { reason: "refused".into() }).is_retryable());
+        assert!(!StartError::from(TransportError::AlreadyStarted { node: node() }).is_retryable());
+    }
+
+    #[test]
+    fn a_try_error_widens_without_losing_its_meaning() {
+        let live = Incarnation::MIN;
+        for (narrow, wide) in [
+            (TryBroadcastError::Busy, BroadcastError::Busy),
+            (TryBroadcastError::Stopped, BroadcastError::Stopped),
+            (
+                TryBroadcastError::PayloadTooLarge { given: 2, max: 1 },
+                BroadcastError::PayloadTooLarge { given: 2, max: 1 },
+            ),
+            (
+                TryBroadcastError::HeadersTooLarge { given: 2, max: 1 },
+                BroadcastError::HeadersTooLarge { given: 2, max: 1 },
+            ),
+            (
+                TryBroadcastError::Superseded { node: node(), live },
+                BroadcastError::Superseded { node: node(), live },
+            ),
+        ] {
+            assert_eq!(narrow.is_retryable(), wide.is_retryable());
+            assert_eq!(BroadcastError::from(narrow), wide);
+        }
+    }
+
+    #[test]
+    fn a_drain_says_whom_it_waits_for() {
+        let other = NodeId::new("b").expect("a name");
+        let timeout = DrainTimeout::new(vec![node(), other.clone(), node()]);
+        assert_eq!(timeout.waiting_for, [other, node()]);
+        assert_eq!(
+            timeout.to_string(),
+            "the drain is not over: 2 of the nodes have not confirmed it (b, chat-1); drain again to wait longer"
+        );
+        assert!(timeout.is_retryable());
+    }
+}
