@@ -157,7 +157,6 @@ impl Ring {
             placed.extend((0..config.vnodes).map(|vnode| (token(id, vnode), node)));
         }
         placed.sort_unstable();
-        placed.dedup();
         let distinct = distinct_tokens(&placed);
         let shares = shares(&distinct, nodes.len());
         let mut tokens = HashRing::with_hasher(PrecomputedState);

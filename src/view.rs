@@ -48,7 +48,12 @@ impl ViewHash {
     ///
     /// with 1 in the place of 0, which is [`ViewHash::UNSETTLED`].
     pub fn of(view: &View, ring: &RingConfig) -> Self {
-        Self(xxh3_64(&view.canonical_bytes(ring)).max(1))
+        Self::settled(xxh3_64(&view.canonical_bytes(ring)))
+    }
+
+    /// The hash of a view, which is never taken for [`ViewHash::UNSETTLED`].
+    const fn settled(hash: u64) -> Self {
+        Self(if hash == 0 { 1 } else { hash })
     }
 
     /// The number.
@@ -222,5 +227,17 @@ impl fmt::Display for View {
 impl fmt::Debug for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_view_has_the_unsettled_hash() {
+        assert_eq!(ViewHash::settled(0), ViewHash(1));
+        assert_eq!(ViewHash::settled(u64::MAX), ViewHash(u64::MAX));
+        assert_eq!(ViewHash::UNSETTLED, ViewHash(0));
     }
 }
