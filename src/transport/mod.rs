@@ -3,6 +3,7 @@
 //! The crate decides who must hear a message; a [`Transport`] carries it there.
 
 pub mod memory;
+pub(crate) mod wire;
 
 use std::fmt;
 use std::sync::{Arc, Weak};

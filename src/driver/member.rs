@@ -1,0 +1,156 @@
+//! A member as this node holds it: the user's subscriber, wrapped so that it cannot hurt anybody else.
+
+use std::any::Any;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use super::Driver;
+use super::mailbox::Mailbox;
+use super::message::{Delivered, Message, Subscriber};
+use super::nesting;
+use crate::types::{Group, MemberId};
+
+/// A delivery that takes longer is counted and logged: it holds up the thread that brings messages.
+pub(crate) const SLOW_DELIVERY: Duration = Duration::from_millis(10);
+
+/// Where messages go.
+pub(crate) enum Target {
+    /// A subscription of ours: never blocks and never panics, so it is neither timed nor guarded.
+    Mailbox(Arc<Mailbox>),
+    /// Somebody's code.
+    User(Box<dyn Subscriber>),
+}
+
+/// A member of a group on this node; cheap to clone.
+///
+/// Given by [`Muster::local_members`](crate::Muster::local_members) to callers that deliver by themselves.
+#[derive(Clone)]
+pub struct Member(Arc<Inner>);
+
+struct Inner {
+    id: MemberId,
+    group: Group,
+    /// Tells two memberships of one member in one group apart.
+    generation: u64,
+    /// `None` while it is dropped.
+    target: Option<Target>,
+    driver: Weak<Driver>,
+}
+
+impl Member {
+    pub(crate) fn new(
+        id: MemberId,
+        group: Group,
+        generation: u64,
+        target: Option<Target>,
+        driver: Weak<Driver>,
+    ) -> Self {
+        Self(Arc::new(Inner { id, group, generation, target, driver }))
+    }
+
+    /// Who it is.
+    pub fn id(&self) -> &MemberId {
+        &self.0.id
+    }
+
+    /// The group that it is a member of.
+    pub fn group(&self) -> &Group {
+        &self.0.group
+    }
+
+    /// Gives it a message, guarded like every delivery: a panic is caught and ends the member, and one that
+    /// says [`Delivered::Closed`] is removed.
+    pub fn deliver(&self, message: &Message) -> Delivered {
+        let delivered = nesting::inside(|| self.give(message, &mut None));
+        if let Some(driver) = self.0.driver.upgrade() {
+            driver.stats.count(delivered, 1);
+            self.settle(&driver, delivered);
+            driver.run_queued();
+        }
+        delivered
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.0.generation
+    }
+
+    pub(crate) fn target(&self) -> Option<&Target> {
+        self.0.target.as_ref()
+    }
+
+    /// The delivery itself. `last` is when the previous one ended, so that a row of deliveries reads the clock
+    /// once each.
+    pub(crate) fn give(&self, message: &Message, last: &mut Option<Instant>) -> Delivered {
+        let subscriber = match &self.0.target {
+            Some(Target::Mailbox(mailbox)) => return mailbox.deliver(message),
+            Some(Target::User(subscriber)) => subscriber,
+            None => return Delivered::Closed,
+        };
+        let start = last.unwrap_or_else(Instant::now);
+        let outcome = catch_unwind(AssertUnwindSafe(|| subscriber.deliver(message)));
+        let end = Instant::now();
+        *last = Some(end);
+        let took = end.saturating_duration_since(start);
+        if took > SLOW_DELIVERY {
+            if let Some(driver) = self.0.driver.upgrade() {
+                driver.stats.slow_deliveries.add(1);
+            }
+            tracing::warn!(member = %self.0.id, group = %self.0.group, ?took, "a subscriber holds up deliveries");
+        }
+        outcome.unwrap_or_else(|panic| {
+            self.report_panic("deliver", panic);
+            Delivered::Closed
+        })
+    }
+
+    /// What follows from a delivery, when nothing is borrowed any more.
+    pub(crate) fn settle(&self, driver: &Arc<Driver>, delivered: Delivered) {
+        match delivered {
+            Delivered::Accepted | Delivered::Dropped => {}
+            Delivered::Closed => driver.end_member(self),
+        }
+    }
+
+    fn report_panic(&self, place: &'static str, panic: Box<dyn Any + Send>) {
+        report_panic(&self.0.driver, &self.0.id, &self.0.group, place, panic);
+    }
+}
+
+fn report_panic(
+    driver: &Weak<Driver>,
+    id: &MemberId,
+    group: &Group,
+    place: &'static str,
+    panic: Box<dyn Any + Send>,
+) {
+    let text = panic
+        .downcast_ref::<&'static str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no text");
+    tracing::error!(member = %id, %group, place, panic = text, "a subscriber panicked; the member is ended");
+    if let Some(driver) = driver.upgrade() {
+        driver.stats.panics.add(1);
+    }
+    // what was thrown may itself panic when it is dropped; then it is left alone
+    if let Err(second) = catch_unwind(AssertUnwindSafe(move || drop(panic))) {
+        std::mem::forget(second);
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let target = self.target.take();
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(move || drop(target))) {
+            report_panic(&self.driver, &self.id, &self.group, "drop", panic);
+        }
+    }
+}
+
+impl fmt::Debug for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.0.id, self.0.group)
+    }
+}

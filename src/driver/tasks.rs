@@ -1,0 +1,176 @@
+//! The tasks of a scope: two senders a peer, the timer, background work, broadcasts that were put off, and the
+//! keeper that ends them all.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::port::Port;
+use super::{Driver, Phase};
+use crate::node::Outgoing;
+use crate::transport::{Frame, Lane, SendError, wire};
+use crate::types::Peer;
+
+/// How long a sender waits before it tries again at a peer that is up here and unknown to the transport.
+const LINK_RETRY: Duration = Duration::from_millis(10);
+
+/// The tasks that send to one peer.
+pub(super) struct Link {
+    control: Arc<Notify>,
+    bulk: Arc<Notify>,
+    tasks: [AbortHandle; 2],
+}
+
+impl Link {
+    /// There is something to send.
+    pub(super) fn wake(&self) {
+        self.control.notify_one();
+        self.bulk.notify_one();
+    }
+
+    pub(super) fn end(&self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+impl Driver {
+    pub(super) fn spawn_tasks(self: &Arc<Self>, port: Arc<Port>) {
+        self.spawn(timer(self.clone()));
+        self.spawn(work(self.clone()));
+        self.spawn(put_off(self.clone()));
+        self.runtime.spawn(keep(self.clone(), port));
+    }
+
+    /// Starts a task that the end of the scope waits for.
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+        let task = self.runtime.spawn(task);
+        let abort = task.abort_handle();
+        let mut tasks = self.tasks.lock();
+        tasks.retain(|task| !task.is_finished());
+        tasks.push(task);
+        abort
+    }
+
+    /// A small task that passes on one answer.
+    pub(super) fn spawn_reply(&self, reply: impl Future<Output = ()> + Send + 'static) {
+        drop(self.spawn(reply));
+    }
+
+    /// How many tasks run.
+    pub(crate) fn task_count(&self) -> usize {
+        self.tasks.lock().iter().filter(|task| !task.is_finished()).count()
+    }
+
+    pub(super) fn open_link(self: &Arc<Self>, peer: &Peer) {
+        let (control, bulk) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let tasks = [
+            self.spawn(sender(self.clone(), peer.clone(), Lane::Control, control.clone())),
+            self.spawn(sender(self.clone(), peer.clone(), Lane::Bulk, bulk.clone())),
+        ];
+        let earlier = self.links.lock().insert(peer.clone(), Link { control, bulk, tasks });
+        if let Some(earlier) = earlier {
+            earlier.end();
+        }
+    }
+
+    pub(super) fn close_link(&self, peer: &Peer) {
+        let link = self.links.lock().remove(peer);
+        if let Some(link) = link {
+            link.end();
+        }
+    }
+
+    fn next_outgoing(&self, peer: &Peer, lane: Lane) -> Option<Outgoing> {
+        self.node.poll_transmit_on(peer, lane, self.now())
+    }
+}
+
+/// Sends what the node owes one peer on one lane, for as long as the peer is up.
+async fn sender(driver: Arc<Driver>, peer: Peer, lane: Lane, wake: Arc<Notify>) {
+    loop {
+        while let Some(outgoing) = driver.next_outgoing(&peer, lane) {
+            if let Some(head) = wire::encode_control(&outgoing.message) {
+                deliver_frame(&driver, &peer, Frame::new(outgoing.lane, head, bytes::Bytes::new())).await;
+            }
+            driver.pump();
+        }
+        wake.notified().await;
+    }
+}
+
+/// What the node gave out counts as sent, so it must arrive or the peer must go down (which ends this task).
+async fn deliver_frame(driver: &Driver, peer: &Peer, mut frame: Frame) {
+    loop {
+        match driver.transport.send(peer, frame).await {
+            Ok(()) => return,
+            Err(SendError::TooLarge(frame)) => {
+                driver.stats.frames_too_large.add(1);
+                tracing::error!(%peer, bytes = frame.len(), "the transport cannot carry a frame of the protocol");
+                return;
+            }
+            Err(SendError::NoLink(back) | SendError::Busy(back)) => {
+                frame = back;
+                tokio::time::sleep(LINK_RETRY).await;
+            }
+        }
+    }
+}
+
+async fn timer(driver: Arc<Driver>) {
+    let mut ticks = interval(driver.node.settings().tick());
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        driver.handle_timeout();
+    }
+}
+
+async fn work(driver: Arc<Driver>) {
+    loop {
+        while driver.node.work(driver.now()) {
+            driver.pump();
+            tokio::task::yield_now().await;
+        }
+        driver.pump();
+        driver.work.notified().await;
+    }
+}
+
+/// Makes the broadcasts that came from inside deliveries and could not be made at once.
+async fn put_off(driver: Arc<Driver>) {
+    loop {
+        while let Some(later) = driver.casts.next_later() {
+            later.make(&driver).await;
+            tokio::task::yield_now().await;
+        }
+        driver.casts.later_wake.notified().await;
+    }
+}
+
+/// Waits for the end and carries it out. Started with the scope, so that stopping needs no new task.
+async fn keep(driver: Arc<Driver>, port: Arc<Port>) {
+    // whatever happens here, nobody waits for the end for ever
+    struct Done(Arc<Driver>);
+    impl Drop for Done {
+        fn drop(&mut self) {
+            self.0.begin_stop();
+            self.0.close();
+            self.0.phase.send_replace(Phase::Stopped);
+        }
+    }
+    let done = Done(driver.clone());
+    let _ = driver.phase.subscribe().wait_for(|phase| *phase != Phase::Running).await;
+    driver.transport.shutdown().await;
+    driver.links.lock().clear();
+    let tasks = std::mem::take(&mut *driver.tasks.lock());
+    tasks.iter().for_each(|task| task.abort());
+    for task in tasks {
+        // an aborted task answers with an error; that is its end
+        let _ = task.await;
+    }
+    drop(done);
+    drop(port);
+}

@@ -1,0 +1,218 @@
+//! Joining, and the guard that leaves.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use tokio::time::{Instant, timeout_at};
+
+use crate::driver::Driver;
+use crate::driver::member::{Member, Target};
+use crate::driver::registry::{Begin, Key};
+use crate::error::JoinError;
+use crate::node::{JoinRefused, JoinStart, Ticket};
+use crate::types::{Group, Incarnation, MemberId};
+
+/// A member of a group, for as long as this guard lives.
+///
+/// Leaving is the same as dropping: both are synchronous and take effect at once, and neither spawns anything, so
+/// a guard may be dropped anywhere. Guards of one membership ([`Muster::join_as`](crate::Muster::join_as)) share
+/// it; the last one leaves. A guard does not keep its scope alive.
+#[must_use = "dropping the guard leaves the group"]
+pub struct Membership {
+    driver: Weak<Driver>,
+    id: MemberId,
+    group: Group,
+    generation: u64,
+    released: bool,
+}
+
+impl Membership {
+    /// Who the member is, for instance to leave it out of a broadcast
+    /// ([`BroadcastOptions::except`](crate::BroadcastOptions::except)).
+    pub fn id(&self) -> &MemberId {
+        &self.id
+    }
+
+    /// The group.
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// Leaves the group. Leaving one whose member has ended already, or whose scope has stopped, does nothing.
+    pub fn leave(self) {}
+
+    pub(super) fn release(&mut self) {
+        if std::mem::replace(&mut self.released, true) {
+            return;
+        }
+        if let Some(driver) = self.driver.upgrade() {
+            driver.release(&self.group, self.id.number, self.generation);
+        }
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+impl fmt::Debug for Membership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Membership").field("id", &self.id).field("group", &self.group).finish()
+    }
+}
+
+/// A join under way. Dropped before it is done, it undoes what it did.
+struct Pending<'a> {
+    driver: &'a Arc<Driver>,
+    key: Key,
+    member: Member,
+    ticket: Option<Ticket>,
+    done: bool,
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        let (group, number) = (self.key.0.as_bytes(), self.key.1);
+        if let Some(ticket) = self.ticket {
+            self.driver.joins.forget(&ticket);
+            drop(self.driver.node.cancel_join(group, ticket));
+        }
+        // it may have been answered already, and the answer not been read
+        drop(self.driver.node.leave(group, number, self.driver.now()));
+        self.driver.registry.abandon(&self.key, self.member.generation());
+        self.driver.pump();
+    }
+}
+
+/// Makes a member of `group`; `number` is given for a member that may be there already.
+pub(super) async fn join(
+    driver: &Arc<Driver>,
+    group: Group,
+    number: Option<u64>,
+    target: Target,
+) -> Result<Membership, JoinError> {
+    let deadline = Instant::now() + driver.config.join_timeout;
+    let mut target = Some(target);
+    loop {
+        let member_number = number.unwrap_or_else(|| driver.node.next_member_number());
+        let id = MemberId::new(driver.node.me().clone(), member_number);
+        let key = (group.clone(), member_number);
+        let guard = |generation| Membership {
+            driver: Arc::downgrade(driver),
+            id: id.clone(),
+            group: group.clone(),
+            generation,
+            released: false,
+        };
+        let begin = driver.registry.begin(&key, |generation| {
+            Member::new(id.clone(), group.clone(), generation, target.take(), Arc::downgrade(driver))
+        });
+        match begin {
+            Begin::Closed => return Err(JoinError::Stopped),
+            Begin::New(member) => {
+                let generation = member.generation();
+                let mut pending = Pending { driver, key, member, ticket: None, done: false };
+                admit(&mut pending, deadline).await?;
+                if !driver.registry.joined(&pending.key, generation) {
+                    return Err(JoinError::Stopped); // and `pending` takes the member out again
+                }
+                pending.done = true;
+                return Ok(guard(generation));
+            }
+            Begin::Shared(generation) => {
+                let guard = guard(generation);
+                if number.is_some() {
+                    return Ok(guard);
+                }
+                // somebody has named a member with the number that was to be ours: take the next
+            }
+            Begin::Wait(mut decided) => {
+                if number.is_some() && timeout_at(deadline, decided.changed()).await.is_err() {
+                    return Err(unreachable(driver, &group));
+                }
+            }
+        }
+    }
+}
+
+/// Has the member registered by the node.
+async fn admit(pending: &mut Pending<'_>, deadline: Instant) -> Result<(), JoinError> {
+    let driver = pending.driver;
+    let (group, number) = pending.key.clone();
+    loop {
+        if driver.is_stopped() {
+            return Err(JoinError::Stopped);
+        }
+        // subscribed before the node is asked, so that no change is missed
+        let mut state = driver.state.subscribe();
+        let ticket = driver.next_ticket();
+        let answer = driver.joins.wait_for(ticket).ok_or(JoinError::Stopped)?;
+        pending.ticket = Some(ticket);
+        let start = driver.node.join(group.clone(), number, pending.member.clone(), ticket, driver.now());
+        driver.pump();
+        match start {
+            JoinStart::Joined | JoinStart::AlreadyMember => {
+                driver.joins.forget(&ticket);
+                return Ok(());
+            }
+            JoinStart::Refused(refused) => {
+                driver.joins.forget(&ticket);
+                return Err(refusal(driver, &group, refused));
+            }
+            JoinStart::Waiting => {
+                // the node keeps the time of a claim itself; this is for a join that has waited before
+                let late = deadline + driver.node.settings().tick() * 4;
+                return match timeout_at(late, answer).await {
+                    Ok(Ok(Ok(()))) => Ok(()),
+                    Ok(Ok(Err(refused))) => Err(refusal(driver, &group, refused)),
+                    Ok(Err(_)) => Err(JoinError::Stopped),
+                    Err(_) => Err(unreachable(driver, &group)),
+                };
+            }
+            JoinStart::Unsettled(handle) => {
+                drop(handle);
+                driver.joins.forget(&ticket);
+                let ready = state.wait_for(|s| s.settled || s.draining || s.superseded || s.stopped);
+                match timeout_at(deadline, ready).await {
+                    // the sender is the driver's own: it is not gone
+                    Ok(_) => {}
+                    Err(_) => {
+                        let waited = driver.config.join_timeout;
+                        return Err(JoinError::NotSettled { group, waited });
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn refusal(driver: &Driver, group: &Group, refused: JoinRefused) -> JoinError {
+    match refused {
+        JoinRefused::RouterUnreachable { router } => {
+            JoinError::RouterUnreachable { group: group.clone(), router }
+        }
+        JoinRefused::Draining => JoinError::Draining,
+        JoinRefused::Superseded => {
+            let (node, live) = superseded(driver);
+            JoinError::Superseded { node, live }
+        }
+    }
+}
+
+fn unreachable(driver: &Driver, group: &Group) -> JoinError {
+    let router = driver.node.with_published(|published| published.router(group.as_bytes()).node.clone());
+    JoinError::RouterUnreachable { group: group.clone(), router }
+}
+
+/// This node's name, and the life that has taken it over.
+pub(super) fn superseded(driver: &Driver) -> (crate::types::NodeId, Incarnation) {
+    let me = driver.node.me();
+    // the event that names it may still be on its way
+    let live = driver.superseded_by().map_or_else(|| me.incarnation.next(), |by| by.incarnation);
+    (me.node.clone(), live)
+}
