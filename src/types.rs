@@ -56,6 +56,11 @@ impl NodeId {
         Ok(Self(name.into()))
     }
 
+    /// Stands where a name was refused.
+    pub(crate) fn unnamed() -> Self {
+        Self("?".into())
+    }
+
     /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
