@@ -61,6 +61,38 @@ pub enum Mutation {
     FloorRunsAhead,
 }
 
+impl Mutation {
+    /// All of them.
+    pub const ALL: &[Mutation] = &[
+        Mutation::NoPrepareGrow,
+        Mutation::NoPrepareShrink,
+        Mutation::UnreadySenderTrusted,
+        Mutation::NamesOnlyHash,
+        Mutation::AnnounceOwed,
+        Mutation::NoWatermark,
+        Mutation::ForgetLost,
+        Mutation::QuietCancel,
+        Mutation::OmitClaiming,
+        Mutation::GatherCut,
+        Mutation::DeltaAlways,
+        Mutation::DeleteInsteadOfTombstone,
+        Mutation::ClaimAlwaysWins,
+        Mutation::AckWithoutMark,
+        Mutation::NoHashCheck,
+        Mutation::UnreadyRouterDecides,
+        Mutation::SelfLeftOut,
+        Mutation::AnswerBeforeAck,
+        Mutation::StaleRetractAck,
+        Mutation::ForgetCooldown,
+        Mutation::OldRoundApplied,
+        Mutation::NotHeldWhileHeld,
+        Mutation::NoFloodOnDeadRouter,
+        Mutation::NoDedupe,
+        Mutation::FailedNotResent,
+        Mutation::FloorRunsAhead,
+    ];
+}
+
 /// The rules in force: all of them, or all but one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Rules {

@@ -74,7 +74,9 @@ enum Way {
 impl Relay {
     /// Begins a broadcast.
     pub fn broadcast(&mut self, cast: NewCast, world: &impl World, wire: &mut impl Wire) -> Begun {
-        let full = self.open.len() as u64 >= self.window / 2
+        // receivers tell apart what lies within a window above the lowest open number: what counts is how far
+        // the numbers have run ahead of it, not how many are open
+        let full = self.next_seq - self.floor() >= self.window / 2
             || (!self.open.is_empty() && self.open_bytes + cast.body.len() > self.max_bytes);
         if full && !cast.at_most_once {
             return Begun::Busy(cast);
