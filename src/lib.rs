@@ -54,6 +54,8 @@ mod muster;
 pub mod node;
 mod ring;
 mod sync;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod transport;
 mod types;
 mod view;

@@ -1,0 +1,105 @@
+//! Whole clusters in virtual time, with faults, against an oracle.
+//!
+//! * `SIM_STEPS` how many node steps in all (default 250,000), `SIM_SEED` the first seed, `SIM_NODES` how many
+//!   nodes (3 to 7 by seed).
+//! * A failure prints the line that replays it.
+
+use std::time::{Duration, Instant};
+
+use muster_router::testing::oracle::Tally;
+use muster_router::testing::sim::{Options, run};
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+fn options(seed: u64) -> Options {
+    let mut options = Options::of_seed(seed);
+    options.nodes = number("SIM_NODES").map(|nodes| nodes as usize);
+    options
+}
+
+#[test]
+fn no_schedule_breaks_a_promise() {
+    let budget = number("SIM_STEPS").unwrap_or(250_000);
+    let first = number("SIM_SEED").unwrap_or(1);
+    let began = Instant::now();
+    let mut seed = first;
+    let mut steps = 0;
+    // a panic in a node is told as a failure, once
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut tally = Tally::default();
+    let mut beats: Vec<f64> = Vec::new();
+    let mut longest_join = Duration::ZERO;
+    while steps < budget {
+        match run(&options(seed)) {
+            Ok(report) => {
+                steps += report.steps;
+                tally.add(&report.tally);
+                beats.push(report.heal_beats);
+                longest_join = longest_join.max(report.longest_join);
+            }
+            Err(failure) => {
+                std::panic::set_hook(hook);
+                panic!("seed {seed}: {failure}");
+            }
+        }
+        seed += 1;
+    }
+    beats.sort_by(f64::total_cmp);
+    let at = |share: f64| beats[((beats.len() - 1) as f64 * share) as usize];
+    println!(
+        "seeds {first} to {}: {} runs, {steps} node steps in {:.1?}",
+        seed - 1,
+        beats.len(),
+        began.elapsed()
+    );
+    println!("broadcasts checked {} of {} begun", tally.checked, tally.broadcasts);
+    println!(
+        "deliveries expected {}, seen {} (members that joined later included), excused {}",
+        tally.expected, tally.seen, tally.excused
+    );
+    println!(
+        "{} missed, {} duplicated, order judged {} times",
+        tally.missed, tally.duplicated, tally.ordered
+    );
+    println!("heal to Ready in heartbeats: p50 {:.3}, p99 {:.3}, max {:.3}", at(0.5), at(0.99), at(1.0));
+    println!("longest join {longest_join:?}");
+}
+
+/// Replays one run: `SIM_SEED=… SIM_STEPS=… cargo test --test simulation replay -- --ignored --nocapture`.
+#[test]
+#[ignore = "replays one seed, given by SIM_SEED"]
+fn replay() {
+    let seed = number("SIM_SEED").expect("SIM_SEED names the run");
+    let steps = number("SIM_STEPS").unwrap_or(6_000) as usize;
+    match run(&options(seed).steps(steps)) {
+        Ok(report) => println!("nothing is broken: {report:?}"),
+        Err(failure) => panic!("{failure}"),
+    }
+}
+
+/// One seed is one run, in every process.
+#[test]
+fn one_seed_gives_one_trace_in_two_processes() {
+    for seed in 101..104 {
+        let here = run(&Options::of_seed(seed).steps(2_000)).expect("nothing is broken").trace;
+        let output = std::process::Command::new(std::env::current_exe().expect("this test's path"))
+            .args(["print_trace", "--exact", "--ignored", "--nocapture"])
+            .env("SIM_SEED", seed.to_string())
+            .output()
+            .expect("this test runs");
+        let text = String::from_utf8_lossy(&output.stdout);
+        let there = text.lines().find_map(|line| line.split("trace ").nth(1)).map(str::trim);
+        assert_eq!(there, Some(format!("{here:016x}").as_str()), "seed {seed} in another process: {text}");
+    }
+}
+
+#[test]
+#[ignore = "the other process of one_seed_gives_one_trace_in_two_processes"]
+fn print_trace() {
+    let seed = number("SIM_SEED").expect("SIM_SEED names the run");
+    let report = run(&Options::of_seed(seed).steps(2_000)).expect("nothing is broken");
+    println!("trace {:016x}", report.trace);
+}
