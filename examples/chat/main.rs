@@ -1,0 +1,78 @@
+//! A chat on a cluster in one process. `cargo run --release --example chat -- --help` says how.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+mod app;
+
+use app::cli::{self, Options, Task};
+use app::cluster::Cluster;
+use app::{Failure, check, drive, replay};
+
+fn main() -> ExitCode {
+    let options = match cli::parse(std::env::args().skip(1)) {
+        Ok(options) => options,
+        Err(error) => {
+            eprintln!("chat: {error}\n\n{}", cli::HELP);
+            return ExitCode::from(2);
+        }
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .with_writer(std::io::stderr)
+        .init();
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("chat: no runtime: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match runtime.block_on(run(options)) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("chat: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(options: Options) -> Result<ExitCode, Failure> {
+    let report = match options.task {
+        Task::Help => {
+            print!("{}", cli::HELP);
+            return Ok(ExitCode::SUCCESS);
+        }
+        Task::Serve { replay } => {
+            let cluster = Cluster::start(options.nodes, options.ports).await?;
+            serve(&cluster, replay).await?;
+            cluster.shutdown().await;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Task::Check => check::run(&check::Plan { nodes: options.nodes, ..check::Plan::default() }).await?,
+        Task::CheckReplay { file } => replay::run(&file, options.nodes).await?,
+    };
+    println!("{report}");
+    Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn serve(cluster: &Arc<Cluster>, replay: Option<(std::path::PathBuf, f64)>) -> Result<(), Failure> {
+    println!("The chat runs; open two of these and talk (Ctrl-C ends it):");
+    for (name, address) in cluster.addresses() {
+        println!("  {name}  http://{address}/");
+    }
+    let driven = async {
+        match replay {
+            Some((file, speed)) => drive::run(cluster, &file, speed).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        result = driven => {
+            result?;
+            println!("The trace has ended; the chat goes on.");
+            Ok(tokio::signal::ctrl_c().await?)
+        }
+        end = tokio::signal::ctrl_c() => Ok(end?),
+    }
+}
