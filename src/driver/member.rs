@@ -100,7 +100,8 @@ impl Member {
             tracing::warn!(member = %self.0.id, group = %self.0.group, ?took, "a subscriber holds up deliveries");
         }
         outcome.unwrap_or_else(|panic| {
-            self.report_panic("deliver", panic);
+            tracing::error!(member = %self.0.id, group = %self.0.group, "a member is ended by its panic");
+            report_panic(self.0.driver.upgrade().as_deref(), "deliver", panic);
             Delivered::Closed
         })
     }
@@ -112,26 +113,17 @@ impl Member {
             Delivered::Closed => driver.end_member(self),
         }
     }
-
-    fn report_panic(&self, place: &'static str, panic: Box<dyn Any + Send>) {
-        report_panic(&self.0.driver, &self.0.id, &self.0.group, place, panic);
-    }
 }
 
-fn report_panic(
-    driver: &Weak<Driver>,
-    id: &MemberId,
-    group: &Group,
-    place: &'static str,
-    panic: Box<dyn Any + Send>,
-) {
+/// Counts and logs a panic of somebody's code.
+fn report_panic(driver: Option<&Driver>, place: &'static str, panic: Box<dyn Any + Send>) {
     let text = panic
         .downcast_ref::<&'static str>()
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("no text");
-    tracing::error!(member = %id, %group, place, panic = text, "a subscriber panicked; the member is ended");
-    if let Some(driver) = driver.upgrade() {
+    tracing::error!(place, panic = text, "a subscriber panicked");
+    if let Some(driver) = driver {
         driver.stats.panics.add(1);
     }
     // what was thrown may itself panic when it is dropped; then it is left alone
@@ -140,11 +132,19 @@ fn report_panic(
     }
 }
 
+/// Drops somebody's subscriber; its panic is caught. Called under no lock.
+pub(crate) fn drop_guarded(target: &mut Option<Target>, driver: &Driver) {
+    let target = target.take();
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(move || drop(target))) {
+        report_panic(Some(driver), "drop", panic);
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
         let target = self.target.take();
         if let Err(panic) = catch_unwind(AssertUnwindSafe(move || drop(target))) {
-            report_panic(&self.driver, &self.id, &self.group, "drop", panic);
+            report_panic(self.driver.upgrade().as_deref(), "drop", panic);
         }
     }
 }

@@ -41,7 +41,7 @@ impl Driver {
         self.spawn(timer(self.clone()));
         self.spawn(work(self.clone()));
         self.spawn(put_off(self.clone()));
-        self.runtime.spawn(keep(self.clone(), port));
+        self.runtime.spawn(keep(End(self.clone()), port));
     }
 
     /// Starts a task that the end of the scope waits for.
@@ -150,18 +150,22 @@ async fn put_off(driver: Arc<Driver>) {
     }
 }
 
-/// Waits for the end and carries it out. Started with the scope, so that stopping needs no new task.
-async fn keep(driver: Arc<Driver>, port: Arc<Port>) {
-    // whatever happens here, nobody waits for the end for ever
-    struct Done(Arc<Driver>);
-    impl Drop for Done {
-        fn drop(&mut self) {
-            self.0.begin_stop();
-            self.0.close();
-            self.0.phase.send_replace(Phase::Stopped);
-        }
+/// Marks the end. Made before the keeper's task is, so that nobody waits for the end for ever, whatever becomes
+/// of the task or of its runtime.
+struct End(Arc<Driver>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.0.begin_stop();
+        self.0.close();
+        self.0.phase.send_replace(Phase::Stopped);
     }
-    let done = Done(driver.clone());
+}
+
+/// Waits for the end and carries it out. Started with the scope, so that stopping needs no new task.
+async fn keep(end: End, port: Arc<Port>) {
+    let driver = &end.0;
+    // an error would mean that the sender is gone; it is the driver's own
     let _ = driver.phase.subscribe().wait_for(|phase| *phase != Phase::Running).await;
     driver.transport.shutdown().await;
     driver.links.lock().clear();
@@ -171,6 +175,5 @@ async fn keep(driver: Arc<Driver>, port: Arc<Port>) {
         // an aborted task answers with an error; that is its end
         let _ = task.await;
     }
-    drop(done);
     drop(port);
 }

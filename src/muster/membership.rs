@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use tokio::time::{Instant, timeout_at};
 
 use crate::driver::Driver;
-use crate::driver::member::{Member, Target};
+use crate::driver::member::{Member, Target, drop_guarded};
 use crate::driver::registry::{Begin, Key};
 use crate::error::JoinError;
 use crate::node::{JoinRefused, JoinStart, Ticket};
@@ -89,6 +89,18 @@ impl Drop for Pending<'_> {
     }
 }
 
+/// A subscriber that did not become a member: its drop may panic, as any member's.
+struct Unused<'a> {
+    target: Option<Target>,
+    driver: &'a Arc<Driver>,
+}
+
+impl Drop for Unused<'_> {
+    fn drop(&mut self) {
+        drop_guarded(&mut self.target, self.driver);
+    }
+}
+
 /// Makes a member of `group`; `number` is given for a member that may be there already.
 pub(super) async fn join(
     driver: &Arc<Driver>,
@@ -97,7 +109,7 @@ pub(super) async fn join(
     target: Target,
 ) -> Result<Membership, JoinError> {
     let deadline = Instant::now() + driver.config.join_timeout;
-    let mut target = Some(target);
+    let mut target = Unused { target: Some(target), driver };
     loop {
         let member_number = number.unwrap_or_else(|| driver.node.next_member_number());
         let id = MemberId::new(driver.node.me().clone(), member_number);
@@ -110,7 +122,7 @@ pub(super) async fn join(
             released: false,
         };
         let begin = driver.registry.begin(&key, |generation| {
-            Member::new(id.clone(), group.clone(), generation, target.take(), Arc::downgrade(driver))
+            Member::new(id.clone(), group.clone(), generation, target.target.take(), Arc::downgrade(driver))
         });
         match begin {
             Begin::Closed => return Err(JoinError::Stopped),

@@ -381,11 +381,15 @@ impl Relay {
     /// The queue to this peer may have room again.
     pub fn handle_room(&mut self, peer: &Peer, wire: &mut impl Wire) {
         while let Some((seq, targeted)) = self.link_mut(peer).and_then(|link| link.unsent.pop_front()) {
-            if self.send_own(seq, peer, targeted, wire) == Sent::Busy {
-                if let Some(link) = self.link_mut(peer) {
-                    link.unsent.push_front((seq, targeted));
+            match self.send_own(seq, peer, targeted, wire) {
+                Sent::Accepted => {}
+                Sent::NoLink => self.give_receipt(seq),
+                Sent::Busy => {
+                    if let Some(link) = self.link_mut(peer) {
+                        link.unsent.push_front((seq, targeted));
+                    }
+                    break;
                 }
-                break;
             }
         }
     }

@@ -253,7 +253,8 @@ impl Relay {
         }
     }
 
-    /// Tries to send an open broadcast to a peer that it waits for.
+    /// Tries to send an open broadcast to a peer that it waits for. Gives no receipt: the caller may have more
+    /// peers to send to, and a broadcast that waits for nobody in between would be closed before it has been.
     pub(super) fn send_own(&mut self, seq: u64, peer: &Peer, targeted: bool, wire: &mut impl Wire) -> Sent {
         let Some(open) = self.open.get(&seq) else { return Sent::NoLink };
         let Some(hop) = self.link(peer).map(|link| link.next_hop()) else { return Sent::NoLink };
@@ -270,7 +271,6 @@ impl Relay {
                 if let Some(open) = self.open.get_mut(&seq) {
                     open.waiting.remove(peer);
                 }
-                self.give_receipt(seq);
             }
         }
         sent
@@ -373,7 +373,7 @@ impl Relay {
     }
 
     /// Gives the receipt when nobody but suspects is waited for, and closes the broadcast when nobody is.
-    fn give_receipt(&mut self, seq: u64) {
+    pub(super) fn give_receipt(&mut self, seq: u64) {
         let links = &self.links;
         let Some(open) = self.open.get_mut(&seq) else { return };
         if open.router.is_some() {
