@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use muster_router::transport::memory::Network;
-use muster_router::transport::{Frame, Lane, Transport};
+use muster_router::transport::{Frame, Lane, Transport, TransportError};
 use muster_router::*;
 use support::*;
 
@@ -76,6 +76,12 @@ async fn a_second_scope_on_a_running_transport_is_refused() {
     first.until_ready(PATIENCE).await.unwrap();
     let error = Muster::builder("rooms").transport(transport).start().await.unwrap_err();
     assert!(matches!(&error, StartError::AlreadyJoined { node, .. } if node == first.node()), "{error}");
+    let error = Muster::builder("rooms").transport(network.node("a")).start().await.unwrap_err();
+    let live = first.peer().incarnation;
+    assert!(
+        matches!(&error, StartError::Transport(TransportError::Superseded { live: l, .. }) if *l == live),
+        "a second node of the name: {error}"
+    );
     // the first does not notice
     let mut inbox = first.subscribe("g").await.unwrap();
     first.broadcast("g", "x").await.unwrap();
@@ -569,14 +575,16 @@ impl muster_router::transport::Receiver for Deaf {
     fn frame(&self, _: &Peer, _: Frame) {}
 }
 
-/// A node of the network that speaks no protocol.
-async fn rogue(network: &Network) -> impl Transport {
-    let receiver: Arc<dyn muster_router::transport::Receiver> = Arc::new(Deaf);
+/// A node of the network that speaks no protocol, connected to `to`. The second part keeps it hearing.
+async fn rogue(network: &Network, to: &Muster) -> (impl Transport, Arc<Deaf>) {
+    let deaf = Arc::new(Deaf);
+    let receiver: Arc<dyn muster_router::transport::Receiver> = deaf.clone();
     let terms = muster_router::transport::Terms { scope: "rooms".into(), vnodes: 128, protocol: 1 };
     let rogue = network.node("rogue");
     let inbound = muster_router::transport::Inbound::new(Arc::downgrade(&receiver), terms);
     rogue.start(inbound).await.unwrap();
-    rogue
+    eventually("it is connected", || !to.connected().is_empty()).await;
+    (rogue, deaf)
 }
 
 #[tokio::test(start_paused = true)]
@@ -584,11 +592,13 @@ async fn hazard_11_a_node_whose_name_lives_elsewhere_stops_taking_part() {
     let network = Network::new();
     let [a] = cluster(&network, ["a"]).await;
     let mut events = a.events();
-    let rogue = rogue(&network).await;
-    // "I know a later life of your name": a, incarnation 999
-    let head = b"\x01\x00\x00\x0e\x01a\xe7\x07".to_vec();
+    let (rogue, _deaf) = rogue(&network, &a).await;
+    // "I know a later life of your name": a, incarnation 2^64 - 1
+    let mut head = b"\x01\x00\x00\x0e\x01a".to_vec();
+    head.extend([0xff; 9]);
+    head.push(1);
     rogue.send(a.peer(), Frame::new(Lane::Control, head, Bytes::new())).await.unwrap();
-    let (node, live) = (a.node().clone(), Incarnation::new(999).unwrap());
+    let (node, live) = (a.node().clone(), Incarnation::new(u64::MAX).unwrap());
     let by = Peer::new(node.clone(), live);
     eventually("it is told", || events.try_recv() == Some(Event::Superseded { by: by.clone() })).await;
     let error = a.subscribe("g").await.unwrap_err();
@@ -604,7 +614,7 @@ async fn hazard_11_a_node_whose_name_lives_elsewhere_stops_taking_part() {
 async fn hazard_22_frames_of_nonsense_are_counted_and_ignored() {
     let network = Network::new();
     let [a] = cluster(&network, ["a"]).await;
-    let rogue = rogue(&network).await;
+    let (rogue, _deaf) = rogue(&network, &a).await;
     let heads: [&[u8]; 6] =
         [b"", b"\x01", b"\x01\x00\x00\xff", b"\x01\x09\x00\x04", b"\x02\x00\x00\x04", b"nonsense"];
     for lane in Lane::ALL {

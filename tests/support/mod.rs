@@ -41,12 +41,13 @@ pub async fn settle(all: &[Muster]) {
     assert_eq!(hashes.len(), 1);
 }
 
-/// Yields until the condition holds; fails when it does not for longer than anything may take.
+/// Looks until the condition holds; fails when it does not for longer than anything may take.
 pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = std::time::Instant::now();
+    let start = tokio::time::Instant::now();
     while !holds() {
         assert!(start.elapsed() < PATIENCE, "never: {what}");
-        tokio::task::yield_now().await;
+        // not a mere yield: paused time goes on only while everybody waits
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
