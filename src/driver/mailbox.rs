@@ -31,7 +31,7 @@ pub enum Overflow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct MailboxOptions {
-    /// How many messages may wait, at least 1 (0 counts as 1) [1024].
+    /// How many messages may wait, at least 1 (0 counts as 1); 1024 unless said otherwise.
     pub capacity: usize,
     /// What happens beyond [`Overflow::DropNewest`].
     pub overflow: Overflow,

@@ -83,6 +83,20 @@ impl ScopeState {
     }
 }
 
+/// A start that is given up while its transport starts takes the transport down again.
+struct Unfinished {
+    transport: Option<Arc<dyn Transport>>,
+    runtime: tokio::runtime::Handle,
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if let Some(transport) = self.transport.take() {
+            drop(self.runtime.spawn(async move { transport.shutdown().await }));
+        }
+    }
+}
+
 /// How far the end of a scope has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -133,7 +147,10 @@ impl Driver {
         let terms = Terms { scope: scope.clone(), vnodes: config.vnodes, protocol: u16::from(wire::MAJOR) };
         let receiver: Arc<dyn crate::transport::Receiver> = port.clone();
         let inbound = Inbound::new(Arc::downgrade(&receiver), terms);
-        let me = match transport.start(inbound).await {
+        let mut unfinished = Unfinished { transport: Some(transport.clone()), runtime: runtime.clone() };
+        let started = transport.start(inbound).await;
+        unfinished.transport = None;
+        let me = match started {
             Ok(me) => me,
             Err(TransportError::AlreadyStarted { node }) => {
                 return Err(StartError::AlreadyJoined { scope, node });
@@ -218,16 +235,9 @@ impl Driver {
 
 // Time.
 impl Driver {
-    /// Time since the start, on the runtime's clock (which tests may pause).
+    /// Time since the start, on tokio's clock (which tests may pause).
     pub(crate) fn now(&self) -> Time {
-        let now = match tokio::runtime::Handle::try_current() {
-            Err(error) if error.is_missing_context() => {
-                let _entered = self.runtime.enter();
-                Instant::now()
-            }
-            Ok(_) | Err(_) => Instant::now(),
-        };
-        now.saturating_duration_since(self.start)
+        Instant::now().saturating_duration_since(self.start)
     }
 
     pub(crate) fn next_ticket(&self) -> Ticket {

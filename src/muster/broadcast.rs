@@ -183,6 +183,19 @@ impl Muster {
     ///
     /// # Errors
     /// As [`Muster::broadcast`].
+    ///
+    /// ```
+    /// # use muster_router::{BroadcastOptions, Decision, Delivery, Muster};
+    /// # use muster_router::transport::memory::Network;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let muster = Muster::builder("rooms").transport(Network::new().node("a")).start().await?;
+    /// let options = BroadcastOptions::default().delivery(Delivery::AtMostOnce).header("trace", "7f3a");
+    /// let receipt = muster.broadcast_with("room:42", "tick", options).await?;
+    /// assert_eq!(receipt.decision, Decision::Unknown);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn broadcast_with(
         &self,
         group: impl Into<Group>,
@@ -200,6 +213,21 @@ impl Muster {
     ///
     /// # Errors
     /// [`TryBroadcastError`]; nothing was sent.
+    ///
+    /// ```
+    /// # use muster_router::{Muster, TryBroadcastError};
+    /// # use muster_router::transport::memory::Network;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let muster = Muster::builder("rooms").transport(Network::new().node("a")).start().await?;
+    /// match muster.try_broadcast("room:42", "typing") {
+    ///     Ok(()) => {}
+    ///     Err(TryBroadcastError::Busy) => println!("not so important"),
+    ///     Err(error) => return Err(error.into()),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn try_broadcast(
         &self,
         group: impl Into<Group>,
@@ -225,6 +253,19 @@ impl Muster {
 
     /// Gives `payload` to the members on this node only, now; how many there are. 0 for a name that is not
     /// allowed and for a payload that is too large. The messages have the number 0.
+    ///
+    /// ```
+    /// # use muster_router::{Muster};
+    /// # use muster_router::transport::memory::Network;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let muster = Muster::builder("rooms").transport(Network::new().node("a")).start().await?;
+    /// let mut inbox = muster.subscribe("room:42").await?;
+    /// assert_eq!(muster.broadcast_local("room:42", "restarting soon"), 1);
+    /// assert!(inbox.try_recv().is_some());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn broadcast_local(&self, group: impl Into<Group>, payload: impl Into<Bytes>) -> usize {
         let driver = self.driver();
         match new_cast(driver, group.into(), payload.into(), BroadcastOptions::default()) {
@@ -239,6 +280,19 @@ impl Muster {
     /// # Errors
     /// [`BroadcastError::NoSuchNode`] if it is not connected, [`BroadcastError::NodeLost`] if it went away before
     /// it had acknowledged, and as [`Muster::broadcast`].
+    ///
+    /// ```
+    /// # use muster_router::{Muster};
+    /// # use muster_router::transport::memory::Network;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let muster = Muster::builder("rooms").transport(Network::new().node("a")).start().await?;
+    /// let mut inbox = muster.subscribe("room:42").await?;
+    /// muster.send_to_node("a", "room:42", "only for node a").await?;
+    /// assert!(inbox.try_recv().is_some());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn send_to_node(
         &self,
         node: impl AsRef<str>,

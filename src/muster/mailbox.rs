@@ -15,7 +15,7 @@ use crate::types::{Group, MemberId};
 /// Messages of one group through a bounded mailbox: a [`Stream`] that leaves the group when it is dropped.
 ///
 /// Reading is cancel-safe: a `recv` that is dropped has taken no message. A reader that is too slow loses
-/// messages as [`Overflow`] says, and learns of it by [`Message::missed`] of the next one.
+/// messages as [`Overflow`](crate::Overflow) says, and learns of it by [`Message::missed`] of the next one.
 ///
 /// ```
 /// # use muster_router::{Muster, transport::memory::Network};

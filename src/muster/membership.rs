@@ -17,6 +17,20 @@ use crate::types::{Group, Incarnation, MemberId};
 /// Leaving is the same as dropping: both are synchronous and take effect at once, and neither spawns anything, so
 /// a guard may be dropped anywhere. Guards of one membership ([`Muster::join_as`](crate::Muster::join_as)) share
 /// it; the last one leaves. A guard does not keep its scope alive.
+///
+/// ```
+/// # use muster_router::{Muster, transport::memory::Network};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let muster = Muster::builder("rooms").transport(Network::new().node("a")).start().await?;
+/// let (sender, _receiver) = tokio::sync::mpsc::channel(64);
+/// let membership = muster.join("room:42", sender).await?;
+/// assert_eq!(muster.local_member_count("room:42"), 1);
+/// drop(membership);
+/// assert_eq!(muster.local_member_count("room:42"), 0);
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "dropping the guard leaves the group"]
 pub struct Membership {
     driver: Weak<Driver>,

@@ -119,6 +119,18 @@ impl Muster {
     ///
     /// # Errors
     /// [`DrainTimeout`] names the nodes that have not confirmed it within `timeout`; drain again to wait longer.
+    ///
+    /// ```
+    /// # use muster_router::{Muster};
+    /// # use muster_router::transport::memory::Network;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let muster = Muster::builder("rooms").transport(Network::new().node("a")).start().await?;
+    /// muster.drain(std::time::Duration::from_secs(30)).await?;
+    /// muster.shutdown().await;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn drain(&self, timeout: Duration) -> Result<(), DrainTimeout> {
         let driver = self.driver();
         if driver.is_stopped() {
@@ -144,6 +156,18 @@ impl Muster {
     /// Stops the scope: leaves the network, ends every task, ends every subscription
     /// ([`ClosedReason::Stopped`](crate::ClosedReason::Stopped)). The transport can then be started again. Cancel-safe:
     /// once begun it goes on.
+    ///
+    /// ```
+    /// # use muster_router::{BroadcastError, Muster};
+    /// # use muster_router::transport::memory::Network;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let muster = Muster::builder("rooms").transport(Network::new().node("a")).start().await?;
+    /// muster.shutdown().await;
+    /// assert_eq!(muster.broadcast("room:42", "x").await, Err(BroadcastError::Stopped));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn shutdown(&self) {
         self.driver().begin_stop();
         self.driver().stopped().await;
@@ -195,6 +219,23 @@ impl Muster {
     ///
     /// # Errors
     /// As [`Muster::join`].
+    ///
+    /// ```
+    /// # use muster_router::{Muster};
+    /// # use muster_router::transport::memory::Network;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let muster = Muster::builder("rooms").transport(Network::new().node("a")).start().await?;
+    /// let (sender, receiver) = std::sync::mpsc::channel();
+    /// let membership = muster
+    ///     .join_fn("room:42", move |message| drop(sender.send(message.payload().clone())))
+    ///     .await?;
+    /// muster.broadcast("room:42", "hello").await?;
+    /// assert_eq!(receiver.recv()?, "hello");
+    /// # drop(membership);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn join_fn<F, R>(&self, group: impl Into<Group>, deliver: F) -> Result<Membership, JoinError>
     where
         F: Fn(&Message) -> R + Send + Sync + 'static,
@@ -210,6 +251,24 @@ impl Muster {
     ///
     /// # Errors
     /// [`JoinError::ForeignMember`] if it lives on another node, and as [`Muster::join`].
+    ///
+    /// ```
+    /// # use muster_router::{BroadcastOptions, Muster};
+    /// # use muster_router::transport::memory::Network;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let muster = Muster::builder("rooms").transport(Network::new().node("a")).start().await?;
+    /// let (sender, mut inbox) = tokio::sync::mpsc::channel(64);
+    /// let me = muster.new_member();
+    /// let room = muster.join_as("room:42", me.clone(), sender.clone()).await?;
+    /// let lobby = muster.join_as("lobby", me.clone(), sender).await?;
+    /// // everybody but the one who speaks
+    /// muster.broadcast_with("lobby", "hi", BroadcastOptions::default().except(me)).await?;
+    /// assert!(inbox.try_recv().is_err());
+    /// # drop((room, lobby));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn join_as(
         &self,
         group: impl Into<Group>,
@@ -240,6 +299,23 @@ impl Muster {
     ///
     /// # Errors
     /// As [`Muster::join`].
+    ///
+    /// ```
+    /// # use muster_router::{MailboxOptions, Muster, Overflow};
+    /// # use muster_router::transport::memory::Network;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let muster = Muster::builder("rooms").transport(Network::new().node("a")).start().await?;
+    /// let options = MailboxOptions::default().capacity(16).overflow(Overflow::DropOldest);
+    /// let mut inbox = muster.subscribe_with("prices", options).await?;
+    /// for price in 0..20 {
+    ///     muster.broadcast("prices", price.to_string()).await?;
+    /// }
+    /// let oldest = inbox.recv().await.ok_or("closed")?;
+    /// assert_eq!((oldest.payload().as_ref(), oldest.missed()), (b"4".as_slice(), 4));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn subscribe_with(
         &self,
         group: impl Into<Group>,
@@ -265,6 +341,20 @@ impl Muster {
     }
 
     /// The members of `group` on this node, as they are now: for callers that deliver by themselves.
+    ///
+    /// ```
+    /// # use muster_router::{Muster};
+    /// # use muster_router::transport::memory::Network;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let muster = Muster::builder("rooms").transport(Network::new().node("a")).start().await?;
+    /// let _inbox = muster.subscribe("room:42").await?;
+    /// for member in muster.local_members("room:42").iter() {
+    ///     println!("{}", member.handle.id());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn local_members(&self, group: impl AsRef<[u8]>) -> LocalMembers {
         match self.running() {
             Some(driver) => driver.node.local_members(group.as_ref()),
@@ -296,6 +386,20 @@ impl Muster {
 
     /// Where a caller that wires its own hops sends a message to `group`: to the router, or to all while the
     /// cluster changes. Reads one published value; takes no lock. Tag the hop with [`Muster::sender_hash`].
+    ///
+    /// ```
+    /// # use muster_router::{Muster, Route};
+    /// # use muster_router::transport::memory::Network;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let muster = Muster::builder("rooms").transport(Network::new().node("a")).start().await?;
+    /// match muster.router("room:42") {
+    ///     Route::Router(node) => println!("{node} knows who holds it"),
+    ///     Route::Flood(nodes) => println!("nobody can be sure: all of {nodes:?}"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn router(&self, group: impl AsRef<[u8]>) -> Route {
         match self.running() {
             Some(driver) => driver.node.router(group.as_ref()),
@@ -307,6 +411,21 @@ impl Muster {
     ///
     /// # Errors
     /// [`Flood`] if this node cannot be sure; then the message has to go to everybody.
+    ///
+    /// ```
+    /// # use muster_router::{Flood, Muster, ViewHash};
+    /// # use muster_router::transport::memory::Network;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let muster = Muster::builder("rooms").transport(Network::new().node("a")).start().await?;
+    /// // a caller that is not ready itself gets no decision
+    /// assert_eq!(muster.targets("room:42", ViewHash::UNSETTLED), Err(Flood));
+    /// if let Ok(nodes) = muster.targets("room:42", muster.sender_hash()) {
+    ///     assert!(nodes.is_empty());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn targets(&self, group: impl AsRef<[u8]>, sender: ViewHash) -> Result<Targets, Flood> {
         self.running().ok_or(Flood)?.node.targets(group.as_ref(), sender)
     }
@@ -323,6 +442,19 @@ impl Muster {
     }
 
     /// The ring of the committed view.
+    ///
+    /// ```
+    /// # use muster_router::{Muster};
+    /// # use muster_router::transport::memory::Network;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let muster = Muster::builder("rooms").transport(Network::new().node("a")).start().await?;
+    /// let ring = muster.ring();
+    /// let owners = ring.owners("user:7", 2);
+    /// assert_eq!(owners.first().copied(), ring.router_for("user:7"));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn ring(&self) -> Arc<Ring> {
         let empty = || Ring::of([], self.driver().config.ring());
         Arc::new(self.read(|published| published.ring.clone()).unwrap_or_else(empty))
@@ -373,7 +505,24 @@ impl Muster {
         self.read(Published::sender_hash).unwrap_or(ViewHash::UNSETTLED)
     }
 
-    /// Status and view as they change. A receiver sees the latest; it may skip what was between.
+    /// Status and view as they change. A receiver sees the latest; it may skip what was between. Do not keep a
+    /// `borrow` of it while you call the library: nothing can change while it is borrowed.
+    ///
+    /// ```
+    /// # use muster_router::{Muster, transport::memory::Network};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let network = Network::new();
+    /// # let a = Muster::builder("rooms").transport(network.node("a")).start().await?;
+    /// # a.until_ready(std::time::Duration::from_secs(10)).await?;
+    /// # let b = Muster::builder("rooms").transport(network.node("b")).start().await?;
+    /// let mut changes = a.changes();
+    /// while changes.borrow_and_update().view.len() < 2 {
+    ///     changes.changed().await?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn changes(&self) -> watch::Receiver<ScopeState> {
         self.driver().state.subscribe()
     }
@@ -409,16 +558,41 @@ impl Muster {
         mut wanted: impl FnMut(&ScopeState) -> bool,
     ) -> Result<(), NotReady> {
         let mut changes = self.changes();
-        let reached = self::timeout(timeout, changes.wait_for(|s| s.stopped || wanted(s))).await;
-        match reached {
-            Ok(Ok(state)) if !state.stopped => return Ok(()),
-            Ok(_) | Err(_) => {}
+        let reached = self::timeout(timeout, async {
+            loop {
+                // a copy: the caller's code runs while nothing is borrowed
+                let state = changes.borrow_and_update().clone();
+                if state.stopped || wanted(&state) || changes.changed().await.is_err() {
+                    return !state.stopped;
+                }
+            }
+        })
+        .await;
+        if reached == Ok(true) {
+            return Ok(());
         }
-        let stopped = self.driver().is_stopped();
-        Err(NotReady { status: self.status(), stopped, waited: timeout })
+        Err(NotReady { status: self.status(), stopped: self.driver().is_stopped(), waited: timeout })
     }
 
     /// What happens to this scope on this node, from now on.
+    ///
+    /// ```
+    /// # use muster_router::{Event, Muster};
+    /// # use muster_router::transport::memory::Network;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let muster = Muster::builder("rooms").transport(Network::new().node("a")).start().await?;
+    /// let mut events = muster.events();
+    /// let _inbox = muster.subscribe("room:42").await?;
+    /// while let Some(event) = events.recv().await {
+    ///     if let Event::Occupied(group) = event {
+    ///         assert_eq!(group.as_bytes(), b"room:42");
+    ///         break;
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn events(&self) -> Events {
         self.driver().events.subscribe()
     }
@@ -457,6 +631,17 @@ impl Muster {
     }
 
     /// Everything, for people.
+    ///
+    /// ```
+    /// # use muster_router::{Muster};
+    /// # use muster_router::transport::memory::Network;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let muster = Muster::builder("rooms").transport(Network::new().node("a")).start().await?;
+    /// println!("{}", muster.dump());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn dump(&self) -> Dump {
         let node = &self.driver().node;
         Dump {
