@@ -312,6 +312,7 @@ impl Cluster {
             Step::Room(a, b) => self.tell_room(at(a), at(b)),
             Step::Work(n) => self.work(at(n)),
             Step::Timeout(n) => self.timers(at(n)),
+            Step::Quiet => self.check_quiet(),
             Step::Time(ms) => self.pass(Time::from_millis(u64::from(ms))),
             Step::Join(n, g) => self.join(at(n), usize::from(g)).map(|_| ()),
             Step::Leave(n, g, which) => self.leave_nth(at(n), usize::from(g), usize::from(which)),
@@ -337,6 +338,7 @@ impl Cluster {
             Step::Deliver(a, b, lane) => [12, a, b, lane.index() as u8],
             Step::Work(n) => [13, n, 0, 0],
             Step::Timeout(n) => [14, n, 0, 0],
+            Step::Quiet => [21, 0, 0, 0],
             Step::Time(ms) => [15, ms as u8, (ms >> 8) as u8, (ms >> 16) as u8],
             Step::Join(n, g) => [16, n, g as u8, (g >> 8) as u8],
             Step::Leave(n, g, which) => [17, n, g as u8, which],
@@ -397,6 +399,7 @@ impl Cluster {
                 continue;
             }
             let (link, side) = self.net.link_mut(place, other);
+            link.old[side] = None;
             if link.ends[side] != End::Gone {
                 link.end(side, false);
             }
@@ -426,12 +429,21 @@ impl Cluster {
         }
         let lives = [self.spots[at.min(of)].life, self.spots[at.max(of)].life];
         let (link, side) = self.net.link_mut(at, of);
+        let reborn = link.ends[side] == End::Gone && link.lives[side] != lives[side];
         if link.closed() {
+            link.begin(lives);
+        } else if reborn && link.ends[1 - side] == End::Up {
+            // the reborn one has met the other, who has not noticed yet that the earlier life is over
+            link.old[1 - side] = Some(link.lives[side]);
             link.begin(lives);
         }
         if link.ends[side] != End::Waiting || link.lives != lives {
             return Ok(());
         }
+        if link.old[side].is_some() {
+            self.tell_down(at, of, true)?;
+        }
+        let (link, side) = self.net.link_mut(at, of);
         link.ends[side] = End::Up;
         link.open = link.ends[1 - side] == End::Up;
         self.stale = true;
@@ -445,12 +457,18 @@ impl Cluster {
     /// # Errors
     /// As [`Cluster::apply`].
     pub fn tell_down(&mut self, at: usize, of: usize, lose: bool) -> Outcome {
-        if at == of || self.node(at).is_none() || !self.up(at, of) {
+        if at == of || self.node(at).is_none() {
             return Ok(());
         }
         let (link, side) = self.net.link_mut(at, of);
-        let life = link.lives[1 - side];
-        link.end(side, lose);
+        let life = match link.old[side].take() {
+            Some(old) => old,
+            None if link.ends[side] == End::Up => {
+                link.end(side, lose);
+                link.lives[1 - side]
+            }
+            None => return Ok(()),
+        };
         self.stale = true;
         let peer = Peer::new(self.spots[of].id.clone(), Incarnation::new(life).unwrap_or(Incarnation::MIN));
         let now = self.now;
@@ -807,6 +825,7 @@ impl Cluster {
         if self.node(place).is_none() {
             return Ok(None);
         }
+        self.ask(place, group)?;
         let origin = self.life(place);
         let members = self.oracle.members(group);
         let except = match kind {
@@ -855,6 +874,31 @@ impl Cluster {
         }
         self.collect(place)?;
         Ok(Some(cast))
+    }
+
+    /// A caller that wires its own hops asks the router, and a hop takes no time: a decision must name everybody.
+    fn ask(&self, place: usize, group: usize) -> Outcome {
+        let Some(node) = self.node(place) else { return Ok(()) };
+        let name = self.groups[group].as_bytes();
+        let (router, hash) = node.with_published(|p| (p.router(name).clone(), p.sender_hash()));
+        let Some(at) = self.names.get(&router.node).copied() else { return Ok(()) };
+        if at != place && !(self.connected(place, at) && self.peer(at) == router) {
+            return Ok(());
+        }
+        let Some(Ok(targets)) = self.node(at).map(|node| node.target_peers(name, hash)) else {
+            return Ok(());
+        };
+        for member in self.oracle.members(group) {
+            let connected = member.at.place == place || self.connected(place, member.at.place);
+            if connected && !targets.contains(&self.peer(member.at.place)) {
+                let what = format!(
+                    "n{place} asks n{at}, which names {targets:?} for group {group}; member {} on {} is missing",
+                    member.number, member.at
+                );
+                return Err(Violation::new("P1", what));
+            }
+        }
+        Ok(())
     }
 
     /// Gives a broadcast to the members of this node.
@@ -1111,8 +1155,9 @@ impl Cluster {
             self.stale = true;
             for (x, y) in [(a, b), (b, a)] {
                 let (link, side) = self.net.link(x, y);
-                let dead = link.ends[side] == End::Up
-                    && (link.ends[1 - side] == End::Gone || (self.node(y).is_none()));
+                let dead = link.old[side].is_some()
+                    || link.ends[side] == End::Up
+                        && (link.ends[1 - side] == End::Gone || (self.node(y).is_none()));
                 if dead {
                     self.apply(Step::Down { at: x as Place, of: y as Place, lose: true })?;
                 } else {
@@ -1178,6 +1223,53 @@ impl Cluster {
                 "P5",
                 format!("phantom row: {router} believes that {source} holds {group}"),
             ));
+        }
+        Ok(())
+    }
+
+    /// If nothing is on its way and every pair of running nodes is connected: every node is `Ready`, every held
+    /// group has its row at its router, and a router has no row of a group that its source knows nothing of.
+    /// Unlike [`Cluster::check_tables`] this leaves no time for repairs.
+    ///
+    /// # Errors
+    /// P5, with the first difference.
+    pub fn check_quiet(&self) -> Outcome {
+        let moving = self.net.disturbed() || self.net.in_flight() > 0 || self.net.woken();
+        let running: Vec<usize> = self.running().collect();
+        let meshed = running.iter().all(|a| running.iter().all(|b| a == b || self.connected(*a, *b)));
+        let alone = running.len() < 2;
+        if moving || !meshed || alone || running.iter().any(|place| self.spots[*place].work) {
+            return Ok(());
+        }
+        if !self.is_ready() {
+            return Err(Violation::new(
+                "P5",
+                format!("quiet and connected, but not Ready\n{}", self.describe()),
+            ));
+        }
+        let mut rows = Vec::new();
+        let mut claims = Vec::new();
+        for place in running {
+            let Some(node) = self.node(place) else { continue };
+            let me = node.me().clone();
+            let published = node.published();
+            let routed_here = |group: &Group| *published.router(group.as_bytes()) == me;
+            let present = node.rows().into_iter().filter(|(group, _, _, there)| *there && routed_here(group));
+            rows.extend(present.map(|(group, source, ..)| (group, source)));
+            claims.extend(node.claims().into_iter().map(|(group, state, _)| {
+                let router = published.router(group.as_bytes()) == &me;
+                (group, me.clone(), matches!(state, "Held" | "Cooldown") && !router)
+            }));
+        }
+        rows.sort();
+        claims.sort();
+        let row = |group: &Group, source: &Peer| rows.binary_search(&(group.clone(), source.clone())).is_ok();
+        if let Some((group, source, _)) = claims.iter().find(|(g, s, needed)| *needed && !row(g, s)) {
+            return Err(Violation::new("P5", format!("quiet, but no row says that {source} holds {group}")));
+        }
+        let known = |group: &Group, source: &Peer| claims.iter().any(|(g, s, _)| g == group && s == source);
+        if let Some((group, source)) = rows.iter().find(|(g, s)| !known(g, s)) {
+            return Err(Violation::new("P5", format!("quiet, but a row says that {source} holds {group}")));
         }
         Ok(())
     }

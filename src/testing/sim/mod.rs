@@ -157,7 +157,8 @@ struct Setup {
 
 impl Setup {
     fn draw(options: &Options, random: &mut Random) -> Self {
-        let nodes = options.nodes.unwrap_or(random.between(3, 7)).max(1);
+        let most = [3, 4, 7][random.below(3)];
+        let nodes = options.nodes.unwrap_or(random.between(3, most)).max(1);
         let groups = [2, 4, 12, 40, 150][random.below(5)];
         let mut settings = settings(random);
         settings.rules = options.rules;

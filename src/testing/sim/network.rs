@@ -44,6 +44,8 @@ pub(super) struct Link {
     pub(super) open: bool,
     /// The lives at both ends of this session.
     pub(super) lives: [u64; 2],
+    /// An end that has yet to be told that this earlier life of the other is down.
+    pub(super) old: [Option<u64>; 2],
     /// Which end takes the other for suspect.
     pub(super) suspect: [bool; 2],
     /// Nothing is delivered from this end.
@@ -154,6 +156,11 @@ impl Network {
         self.links.iter().flat_map(|link| link.lanes.iter().flatten()).map(VecDeque::len).sum()
     }
 
+    /// Whether any sender was woken.
+    pub(super) fn woken(&self) -> bool {
+        self.links.iter().any(|link| link.wake != [false; 2])
+    }
+
     /// Whether any link is opening, closing, suspect, blocked or full.
     pub(super) fn disturbed(&self) -> bool {
         self.links.iter().any(|l| {
@@ -161,6 +168,7 @@ impl Network {
                 || l.blocked != [false; 2]
                 || l.full != [false; 2]
                 || l.room != [false; 2]
+                || l.old != [None; 2]
                 || (!l.closed() && !l.connected())
         })
     }

@@ -28,6 +28,9 @@ pub(super) struct Temper {
     pub(super) lag: usize,
     /// How many groups are used.
     pub(super) groups: usize,
+    /// Few faults at a time, each time from a cluster that is whole again: that is how most faults of
+    /// protocols show, while a storm hides them.
+    pub(super) bursts: bool,
 }
 
 impl Temper {
@@ -46,6 +49,7 @@ impl Temper {
             time_step: pick(random, &[2, 10, 60, 300]),
             lag: pick(random, &[0, 0, 2, 6]),
             groups,
+            bursts: random.below(3) > 0,
         }
     }
 }
@@ -55,17 +59,154 @@ impl Temper {
 pub(super) struct Scheduler {
     pub(super) random: Random,
     pub(super) temper: Temper,
-    /// A direction that is left behind for a while.
-    lagging: Option<(usize, usize)>,
+    /// Directions that are left behind for a while.
+    lagging: Vec<(usize, usize)>,
+    /// The pair that most faults of a burst are about.
+    focus: (usize, usize),
+    /// Whether the dead come back while the cluster is mended.
+    revive: bool,
+    mood: Mood,
+}
+
+/// Where a run in bursts stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mood {
+    /// Everything is mended, for at most so many more steps.
+    Mend(usize),
+    /// So many faults may still happen, within so many steps.
+    Burst { faults: usize, steps: usize },
 }
 
 impl Scheduler {
     pub(super) fn new(random: Random, temper: Temper) -> Self {
-        Self { random, temper, lagging: None }
+        Self { random, temper, lagging: Vec::new(), focus: (0, 1), revive: true, mood: Mood::Mend(0) }
     }
 
     /// The next step of the phase with faults.
     pub(super) fn next(&mut self, cluster: &Cluster) -> Step {
+        if !self.temper.bursts {
+            return self.storm(cluster);
+        }
+        match self.mood {
+            Mood::Mend(0) => {
+                let steps = [12, 40, 120, 400][self.random.below(4)];
+                self.mood = Mood::Burst { faults: self.random.between(1, 6), steps };
+                let nodes = cluster.len();
+                let pair = |random: &mut Random| {
+                    let a = random.below(nodes);
+                    (a, (a + random.between(1, nodes.max(2) - 1)) % nodes)
+                };
+                self.focus = pair(&mut self.random);
+                let slow = self.random.below(4);
+                self.lagging = (0..slow).map(|_| pair(&mut self.random)).collect();
+                self.burst(cluster)
+            }
+            Mood::Mend(left) => {
+                self.mood = Mood::Mend(left - 1);
+                if let Some(step) = self.mend(cluster).or_else(|| self.movement(cluster)) {
+                    return step;
+                }
+                self.mood = Mood::Mend(0);
+                Step::Quiet
+            }
+            Mood::Burst { faults, steps } => {
+                self.mood = match steps {
+                    0 => {
+                        self.lagging.clear();
+                        self.revive = self.random.one_in(2);
+                        Mood::Mend(600)
+                    }
+                    _ => Mood::Burst { faults, steps: steps - 1 },
+                };
+                self.burst(cluster)
+            }
+        }
+    }
+
+    fn burst(&mut self, cluster: &Cluster) -> Step {
+        let Mood::Burst { faults, steps } = self.mood else { return self.storm(cluster) };
+        if faults > 0 && self.random.one_in(8) {
+            let fault = match self.random.below(6) {
+                0 | 1 => self.node(cluster),
+                _ => self.link(cluster),
+            };
+            if let Some(fault) = fault {
+                self.mood = Mood::Burst { faults: faults - 1, steps };
+                return fault;
+            }
+        }
+        match self.random.below(16) {
+            0 => Step::Join(self.place(cluster), self.group()),
+            1 => self.cast(cluster),
+            2 => match self.random.below(4) {
+                0 => Step::Time(self.random.between(1, self.temper.time_step) as u32),
+                1 => Step::Timeout(self.place(cluster)),
+                2 => self.leave(cluster).unwrap_or(Step::Timeout(self.place(cluster))),
+                _ => self.half_told(cluster).unwrap_or(Step::Timeout(self.place(cluster))),
+            },
+            _ => self.movement(cluster).unwrap_or_else(|| self.cast(cluster)),
+        }
+    }
+
+    /// Tells the other end of a link what the first one knows.
+    fn half_told(&mut self, cluster: &Cluster) -> Option<Step> {
+        let lose = self.random.one_in(2);
+        cluster.net().pairs().find_map(|(a, b)| {
+            let (link, side) = cluster.net().link(a, b);
+            let (pa, pb) = (a as Place, b as Place);
+            if link.old[side].is_some() {
+                return Some(Step::Down { at: pa, of: pb, lose });
+            }
+            if link.old[1 - side].is_some() {
+                return Some(Step::Down { at: pb, of: pa, lose });
+            }
+            match (link.ends[side], link.ends[1 - side]) {
+                (End::Up, End::Waiting) => Some(Step::Up(pb, pa)),
+                (End::Waiting, End::Up) => Some(Step::Up(pa, pb)),
+                (End::Up, End::Gone) => Some(Step::Down { at: pa, of: pb, lose }),
+                (End::Gone, End::Up) => Some(Step::Down { at: pb, of: pa, lose }),
+                _ => None,
+            }
+        })
+    }
+
+    /// The next thing that is broken is mended; dead nodes mostly come back.
+    fn mend(&mut self, cluster: &Cluster) -> Option<Step> {
+        if !self.random.one_in(4) {
+            return None;
+        }
+        for place in 0..cluster.len() {
+            if cluster.node(place).is_none() && self.revive && self.random.one_in(6) {
+                return Some(Step::Start(place as Place));
+            }
+            if cluster.node(place).is_some() && !cluster.is_settled(place) {
+                return Some(Step::Settle(place as Place));
+            }
+        }
+        if let Some(step) = self.half_told(cluster) {
+            return Some(step);
+        }
+        cluster.net().pairs().find_map(|(a, b)| {
+            let (link, side) = cluster.net().link(a, b);
+            let (pa, pb) = (a as Place, b as Place);
+            if link.closed() {
+                let both = cluster.node(a).is_some() && cluster.node(b).is_some();
+                return both.then_some(Step::Up(pa, pb));
+            }
+            if link.suspect[side] {
+                return Some(Step::Resume { at: pa, of: pb });
+            }
+            if link.suspect[1 - side] {
+                return Some(Step::Resume { at: pb, of: pa });
+            }
+            if link.blocked[side] {
+                return Some(Step::Unblock(pa, pb));
+            }
+            link.blocked[1 - side].then_some(Step::Unblock(pb, pa))
+        })
+    }
+
+    fn storm(&mut self, cluster: &Cluster) -> Step {
         let temper = self.temper.clone();
         let mut roll = self.random.below(1000);
         let mut among = |share: usize| {
@@ -144,18 +285,29 @@ impl Scheduler {
         }
         let a = self.random.below(nodes);
         let b = (a + self.random.between(1, nodes - 1)) % nodes;
+        let about = self.temper.bursts && self.random.one_in(2);
+        let (a, b) = match (about, self.random.one_in(2)) {
+            (true, true) => self.focus,
+            (true, false) => (self.focus.1, self.focus.0),
+            (false, _) => (a, b),
+        };
         let (link, side) = cluster.net().link(a, b);
         let (pa, pb) = (a as Place, b as Place);
         let lose = self.random.one_in(2);
+        if link.old[side].is_some() {
+            return Some(Step::Down { at: pa, of: pb, lose });
+        }
+        let reborn = cluster.node(a).is_some() && link.lives[side] != cluster.life(a).life;
         if link.closed() {
             let both = cluster.node(a).is_some() && cluster.node(b).is_some();
             return both.then_some(Step::Up(pa, pb));
         }
         match (link.ends[side], link.ends[1 - side]) {
-            (End::Up, End::Waiting) if self.random.one_in(10) => Some(Step::Down { at: pa, of: pb, lose }),
+            (End::Up, End::Waiting) if self.random.one_in(4) => Some(Step::Down { at: pa, of: pb, lose }),
             (End::Up, End::Waiting) => Some(Step::Up(pb, pa)),
             (End::Waiting, End::Up) => Some(Step::Up(pa, pb)),
             (End::Up, End::Gone) => Some(Step::Down { at: pa, of: pb, lose }),
+            (End::Gone, End::Up) if reborn && self.random.one_in(2) => Some(Step::Up(pa, pb)),
             (End::Gone, End::Up) => Some(Step::Down { at: pb, of: pa, lose }),
             (End::Up, End::Up) if link.suspect[side] => match self.random.below(3) {
                 0 => Some(Step::Down { at: pa, of: pb, lose }),
@@ -176,7 +328,9 @@ impl Scheduler {
     }
 
     fn node(&mut self, cluster: &Cluster) -> Option<Step> {
-        let place = self.place(cluster);
+        let about = self.temper.bursts && self.random.one_in(2);
+        let focus = if self.random.one_in(2) { self.focus.0 } else { self.focus.1 };
+        let place = if about { focus as Place } else { self.place(cluster) };
         let at = usize::from(place);
         if cluster.node(at).is_none() {
             return Some(Step::Start(place));
@@ -205,22 +359,26 @@ impl Scheduler {
                 }
             }
         }
-        if self.temper.lag > 0 && self.random.one_in(100) {
+        if !self.temper.bursts && self.temper.lag > 0 && self.random.one_in(100) {
             let a = self.random.below(nodes);
             let b = self.random.below(nodes);
-            self.lagging = (a != b && self.random.below(8) < self.temper.lag).then_some((a, b));
+            self.lagging.clear();
+            if a != b && self.random.below(8) < self.temper.lag {
+                self.lagging.push((a, b));
+            }
         }
-        let found = self.frame(cluster, self.lagging);
-        match found {
+        match self.frame(cluster) {
             Some(step) => Some(step),
             None => {
-                self.lagging = None;
+                if !matches!(self.mood, Mood::Burst { .. }) {
+                    self.lagging.clear();
+                }
                 (0..nodes).find(|place| cluster.has_work(*place)).map(|place| Step::Work(place as Place))
             }
         }
     }
 
-    fn frame(&mut self, cluster: &Cluster, lagging: Option<(usize, usize)>) -> Option<Step> {
+    fn frame(&mut self, cluster: &Cluster) -> Option<Step> {
         let nodes = cluster.len();
         let first = self.random.below(nodes * nodes);
         let lanes = self.random.below(3);
@@ -228,7 +386,7 @@ impl Scheduler {
         for offset in 0..nodes * nodes {
             let at = (first + offset) % (nodes * nodes);
             let (a, b) = (at / nodes, at % nodes);
-            if a == b || lagging == Some((a, b)) {
+            if a == b || self.lagging.contains(&(a, b)) {
                 continue;
             }
             let (link, side) = cluster.net().link(a, b);

@@ -75,6 +75,9 @@ pub enum Step {
     Work(Place),
     /// A node looks at its timers.
     Timeout(Place),
+    /// Nothing: but if nothing is on its way and all nodes are connected, then all are `Ready` and every table
+    /// is exact.
+    Quiet,
     /// Time goes by, in milliseconds; less if a frame would be under way for longer than a link allows.
     Time(u32),
     /// A member joins the group.
@@ -109,6 +112,7 @@ impl fmt::Display for Step {
             Step::Room(a, b) => write!(f, "room n{a} -> n{b}"),
             Step::Work(n) => write!(f, "work n{n}"),
             Step::Timeout(n) => write!(f, "timers n{n}"),
+            Step::Quiet => write!(f, "look at the tables if all is quiet"),
             Step::Time(ms) => write!(f, "{ms} ms go by"),
             Step::Join(n, g) => write!(f, "join n{n} g{g}"),
             Step::Leave(n, g, which) => write!(f, "leave n{n} g{g} ({which})"),
