@@ -1,4 +1,6 @@
-//! For tests of this crate and of servers that are built on it: a simulated cluster and its oracle.
+//! For tests of this crate and of servers that are built on it: the rules of a transport, a simulated
+//! cluster and its oracle.
 
+pub mod conformance;
 pub mod oracle;
 pub mod sim;
