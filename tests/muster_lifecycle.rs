@@ -348,3 +348,60 @@ async fn the_last_node_can_drain() {
     a.broadcast("g", "x").await.unwrap();
     assert_eq!(waiting(&mut inbox), ["x"]);
 }
+
+/// P1 and P2 on real threads: whoever has joined before a broadcast begins gets it, once, while nodes come and go.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn p1_p2_hold_on_many_threads_while_nodes_come_and_go() {
+    let network = Network::new();
+    let nodes = cluster(&network, ["a", "b", "c"]).await;
+    let done = Arc::new(AtomicBool::new(false));
+    let callers: Vec<_> = (0..9usize)
+        .map(|task| {
+            let (here, there) = (nodes[task % 3].clone(), nodes[(task / 3) % 3].clone());
+            let done = done.clone();
+            tokio::spawn(async move {
+                let mut rounds = 0;
+                let mut flooded = 0;
+                while !done.load(Ordering::SeqCst) {
+                    let group = format!("{task}/{}", rounds % 4);
+                    let mut inbox = there.subscribe(&group).await.expect("joined");
+                    for i in 0..3 {
+                        let receipt = here.broadcast(&group, format!("{rounds}.{i}")).await.expect("sent");
+                        flooded += usize::from(receipt.decision == Decision::Flooded);
+                    }
+                    // a receipt does not wait for a node that is suspect just now, so neither does this
+                    let mut got = Vec::new();
+                    for _ in 0..3 {
+                        got.push(next(&mut inbox).await);
+                    }
+                    got.extend(waiting(&mut inbox));
+                    got.sort();
+                    let expected: Vec<String> = (0..3).map(|i| format!("{rounds}.{i}")).collect();
+                    assert_eq!(got, expected, "each once");
+                    rounds += 1;
+                }
+                (rounds, flooded)
+            })
+        })
+        .collect();
+    for round in 0..8 {
+        let guest = start(&network, &format!("guest{}", round % 3)).await;
+        let size = 4;
+        guest.until(PATIENCE, |s| s.status == Status::Ready && s.view.len() == size).await.unwrap();
+        let _inbox = guest.subscribe("0/0").await.unwrap();
+        if round % 2 == 0 {
+            guest.shutdown().await
+        } else {
+            network.crash(guest.node().as_str())
+        }
+        settle(&nodes).await;
+    }
+    done.store(true, Ordering::SeqCst);
+    let (mut rounds, mut flooded) = (0, 0);
+    for caller in callers {
+        let (r, f) = caller.await.expect("no missed and no second delivery");
+        rounds += r;
+        flooded += f;
+    }
+    assert!(rounds > 100 && flooded > 0, "{rounds} rounds, {flooded} flooded");
+}

@@ -376,8 +376,9 @@ impl Driver {
     }
 
     pub(super) fn peer_down(&self, peer: &Peer) {
-        self.node.handle_peer_down(peer, &mut Out(self), self.now());
+        // the senders first: what they have not taken by now is the next session's
         self.close_link(peer);
+        self.node.handle_peer_down(peer, &mut Out(self), self.now());
         self.pump();
     }
 

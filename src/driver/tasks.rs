@@ -4,13 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::port::Port;
 use super::{Driver, Phase};
-use crate::node::Outgoing;
 use crate::transport::{Frame, Lane, SendError, wire};
 use crate::types::Peer;
 
@@ -19,19 +19,27 @@ const LINK_RETRY: Duration = Duration::from_millis(10);
 
 /// The tasks that send to one peer.
 pub(super) struct Link {
-    control: Arc<Notify>,
-    bulk: Arc<Notify>,
+    lanes: [Arc<LaneState>; 2],
     tasks: [AbortHandle; 2],
+}
+
+/// What a sender shares with those who wake and end it.
+#[derive(Default)]
+struct LaneState {
+    wake: Notify,
+    /// Held while the node is asked what it owes, so that the sender of a session that is over cannot take
+    /// what belongs to the next one.
+    over: Mutex<bool>,
 }
 
 impl Link {
     /// There is something to send.
     pub(super) fn wake(&self) {
-        self.control.notify_one();
-        self.bulk.notify_one();
+        self.lanes.iter().for_each(|lane| lane.wake.notify_one());
     }
 
-    pub(super) fn end(&self) {
+    fn end(&self) {
+        self.lanes.iter().for_each(|lane| *lane.over.lock() = true);
         self.tasks.iter().for_each(AbortHandle::abort);
     }
 }
@@ -65,12 +73,13 @@ impl Driver {
     }
 
     pub(super) fn open_link(self: &Arc<Self>, peer: &Peer) {
-        let (control, bulk) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let lanes = [Arc::<LaneState>::default(), Arc::default()];
+        let [control, bulk] = lanes.clone();
         let tasks = [
-            self.spawn(sender(self.clone(), peer.clone(), Lane::Control, control.clone())),
-            self.spawn(sender(self.clone(), peer.clone(), Lane::Bulk, bulk.clone())),
+            self.spawn(sender(self.clone(), peer.clone(), Lane::Control, control)),
+            self.spawn(sender(self.clone(), peer.clone(), Lane::Bulk, bulk)),
         ];
-        let earlier = self.links.lock().insert(peer.clone(), Link { control, bulk, tasks });
+        let earlier = self.links.lock().insert(peer.clone(), Link { lanes, tasks });
         if let Some(earlier) = earlier {
             earlier.end();
         }
@@ -82,22 +91,26 @@ impl Driver {
             link.end();
         }
     }
-
-    fn next_outgoing(&self, peer: &Peer, lane: Lane) -> Option<Outgoing> {
-        self.node.poll_transmit_on(peer, lane, self.now())
-    }
 }
 
 /// Sends what the node owes one peer on one lane, for as long as the peer is up.
-async fn sender(driver: Arc<Driver>, peer: Peer, lane: Lane, wake: Arc<Notify>) {
+async fn sender(driver: Arc<Driver>, peer: Peer, lane: Lane, state: Arc<LaneState>) {
     loop {
-        while let Some(outgoing) = driver.next_outgoing(&peer, lane) {
+        loop {
+            let outgoing = {
+                let over = state.over.lock();
+                if *over {
+                    return;
+                }
+                driver.node.poll_transmit_on(&peer, lane, driver.now())
+            };
+            let Some(outgoing) = outgoing else { break };
             if let Some(head) = wire::encode_control(&outgoing.message) {
                 deliver_frame(&driver, &peer, Frame::new(outgoing.lane, head, bytes::Bytes::new())).await;
             }
             driver.pump();
         }
-        wake.notified().await;
+        state.wake.notified().await;
     }
 }
 
