@@ -218,7 +218,7 @@ fn encode_part<T: Serialize>(out: &mut BytesMut, kind: u8, part: &T) {
 
 fn decode_part<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
     match postcard::take_from_bytes(bytes) {
-        Ok((part, rest)) if rest.is_empty() => Some(part),
+        Ok((part, [])) => Some(part),
         _ => None,
     }
 }
