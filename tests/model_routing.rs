@@ -56,16 +56,34 @@ enum Packet {
     Data(DataMessage),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug)]
 struct Host {
     incarnation: u64,
     node: Option<Arc<Node<u8>>>,
+    /// The hash of the node: worked out when it changes, not at every look.
+    print: u64,
     /// The peers that this end has been told are up.
     up: BTreeSet<Peer>,
     suspects: BTreeSet<Peer>,
     /// Groups with a member whose join was answered.
     joined: BTreeSet<usize>,
     joining: BTreeMap<u64, usize>,
+}
+
+impl PartialEq for Host {
+    fn eq(&self, other: &Self) -> bool {
+        self.print == other.print
+            && (self.incarnation, &self.up, &self.suspects, &self.joined, &self.joining)
+                == (other.incarnation, &other.up, &other.suspects, &other.joined, &other.joining)
+    }
+}
+
+impl Eq for Host {}
+
+impl Hash for Host {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.incarnation, self.print, &self.up, &self.suspects, &self.joined, &self.joining).hash(state);
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -213,8 +231,15 @@ impl Cluster {
         let host = &s.hosts[i];
         let result = act(&node, &mut Out { me, up: &host.up, net: &mut s.net }, now);
         self.settle(s, i, &node);
-        s.hosts[i].node = Some(Arc::new(node));
+        self.put(s, i, Some(node));
         Some(result)
+    }
+
+    fn put(&self, s: &mut State, i: usize, node: Option<Node<u8>>) {
+        let mut hasher = std::hash::DefaultHasher::new();
+        node.hash(&mut hasher);
+        s.hosts[i].print = hasher.finish();
+        s.hosts[i].node = node.map(Arc::new);
     }
 
     fn settle(&self, s: &mut State, i: usize, node: &Node<u8>) {
@@ -361,8 +386,9 @@ impl Cluster {
             .collect()
     }
 
-    fn fresh(&self, s: &State, i: usize) -> Arc<Node<u8>> {
-        Arc::new(Node::new(self.peer(s, i), self.settings(), self.now(s)))
+    fn fresh(&self, s: &mut State, i: usize) {
+        let node = Node::new(self.peer(s, i), self.settings(), self.now(s));
+        self.put(s, i, Some(node));
     }
 
     /// Delivers, in a fixed order, what `pick` chooses, until there is no more of it.
@@ -444,6 +470,7 @@ impl Model for Cluster {
         let host = Host {
             incarnation: 1,
             node: None,
+            print: 0,
             up: BTreeSet::new(),
             suspects: BTreeSet::new(),
             joined: BTreeSet::new(),
@@ -460,7 +487,7 @@ impl Model for Cluster {
             broken: None,
         };
         for i in 0..self.nodes {
-            s.hosts[i].node = Some(self.fresh(&s, i));
+            self.fresh(&mut s, i);
         }
         for i in 0..self.start {
             for j in 0..i {
@@ -611,8 +638,8 @@ impl Model for Cluster {
                 Self::excuse(&mut s, &me, None);
                 s.net.retain(|(_, to, _), _| *to != me);
                 s.half.retain(|(x, y)| *x != i && *y != i);
+                self.put(&mut s, i, None);
                 let host = &mut s.hosts[i];
-                host.node = None;
                 host.up.clear();
                 host.suspects.clear();
                 host.joined.clear();
@@ -622,7 +649,7 @@ impl Model for Cluster {
                 s.budget.restarts -= 1;
                 s.hosts[i].incarnation += 1;
                 s.casts.retain(|_, cast| cast.origin != i);
-                s.hosts[i].node = Some(self.fresh(&s, i));
+                self.fresh(&mut s, i);
             }
             Act::Settle(i) => {
                 self.at(&mut s, i, |node, _, now| node.handle_discovery_settled(now));
@@ -742,6 +769,14 @@ fn holds(what: &str, cluster: Cluster) {
     }
 }
 
+/// A large configuration: whole in a release build, for a few seconds in a debug build.
+fn holds_large(what: &str, cluster: Cluster) {
+    let limit = cfg!(debug_assertions).then(|| Duration::from_secs(5));
+    if let Err(broken) = check(what, cluster, limit) {
+        panic!("{broken}");
+    }
+}
+
 const A_CUT: Budget = Budget {
     restarts: 0,
     cuts: 1,
@@ -774,4 +809,28 @@ fn two_nodes_with_late_acknowledgements() {
 fn two_nodes_leave_and_join_again() {
     let budget = Budget { joins: 2, leaves: 2, cuts: 0, connects: 0, timeouts: 1, ..A_CUT };
     holds("two nodes, leaves and timeouts", Cluster::new(2, 2, &[&[1, 0]], budget));
+}
+
+#[test]
+fn three_nodes_lose_a_link() {
+    holds("three nodes, a cut", Cluster::new(3, 3, &[&[0, 1, 2]], Budget { connects: 0, ..A_CUT }));
+}
+
+#[test]
+fn three_nodes_one_arrives() {
+    let budget = Budget { cuts: 0, connects: 2, ..A_CUT };
+    holds_large("three nodes, one arrives", Cluster::new(3, 2, &[&[2, 0, 1]], budget));
+}
+
+#[test]
+fn three_nodes_one_drains() {
+    let budget = Budget { cuts: 0, connects: 0, drains: 1, ..A_CUT };
+    holds_large("three nodes, one drains", Cluster::new(3, 3, &[&[0, 1, 2]], budget));
+}
+
+#[test]
+fn three_nodes_the_router_falls_silent() {
+    let budget = Budget { cuts: 0, connects: 0, suspects: 1, ..A_CUT };
+    let cluster = Cluster { prompt: false, ..Cluster::new(3, 3, &[&[0, 1, 2]], budget) };
+    holds("three nodes, a suspect", cluster);
 }

@@ -1,6 +1,7 @@
 //! What everybody may read: one immutable value, swapped whole by the coordinator.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -43,7 +44,7 @@ pub struct Connected {
 }
 
 /// The coordinator's word to all readers.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Published {
     /// Who we are.
     pub me: Peer,
@@ -67,6 +68,14 @@ pub struct Published {
     pub draining: bool,
     /// Whether a later life of this node's name was seen: it takes no part any more.
     pub superseded: bool,
+}
+
+impl Hash for Published {
+    /// The view decides its hash, its ring and its routers, so they need not be hashed again.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (&self.me, self.status, &self.view, &self.connected).hash(state);
+        (self.settled, self.draining, self.superseded).hash(state);
+    }
 }
 
 impl Published {
