@@ -108,6 +108,8 @@ impl<M: Clone> Node<M> {
         self.step(now, |coordinator, step| {
             let Some(record) = coordinator.record(from) else { return };
             let chunks = chunk.index.saturating_add(1);
+            // digests of a table that was still being filled say nothing
+            record.seen_digests = [None, None];
             record.data_ack = Some((chunk.round, chunks, chunk.last.is_some()));
             step.effects.transmit(from);
             let Some(hash) = chunk.last else {
