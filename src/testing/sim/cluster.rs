@@ -358,13 +358,21 @@ impl Cluster {
     /// # Errors
     /// As [`Cluster::apply`].
     pub fn start(&mut self, place: usize) -> Outcome {
+        self.start_with(place, self.settings.clone())
+    }
+
+    /// A node with settings of its own starts here, if none runs.
+    ///
+    /// # Errors
+    /// As [`Cluster::apply`].
+    pub fn start_with(&mut self, place: usize, settings: Settings) -> Outcome {
         let Some(spot) = self.spots.get_mut(place).filter(|spot| spot.node.is_none()) else { return Ok(()) };
         spot.life += 1;
         spot.settled = false;
         spot.superseded = false;
         spot.drained = false;
         let me = self.peer(place);
-        let node = Node::new(me, self.settings.clone(), self.now);
+        let node = Node::new(me, settings, self.now);
         self.spots[place].node = Some(node);
         self.collect(place)
     }
@@ -727,6 +735,15 @@ impl Cluster {
         }
         self.collect(place)?;
         Ok(Some(start))
+    }
+
+    /// A message arrives outside the order of its lane: a late one, or one more time.
+    ///
+    /// # Errors
+    /// As [`Cluster::apply`].
+    pub fn inject(&mut self, from: &Peer, to: usize, message: Message) -> Outcome {
+        let now = self.now;
+        self.input(to, |node, wire| node.handle_message(from, message, wire, now))
     }
 
     /// A member leaves.
