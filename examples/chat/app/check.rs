@@ -96,6 +96,18 @@ struct Shared {
     /// One permit a message that may be sent now.
     allowance: Semaphore,
     next: Mutex<usize>,
+    /// Messages kept for a burst.
+    kept: Mutex<usize>,
+}
+
+impl Shared {
+    /// Releases what was kept and returns when the first of it has been confirmed.
+    async fn burst(&self) -> Result<(), Failure> {
+        let confirmed = self.ledger.lock().confirmed_count() + 1;
+        self.allowance.add_permits(std::mem::take(&mut *self.kept.lock()));
+        until(self, || self.ledger.lock().confirmed_count() >= confirmed, "the first receipt of a burst")
+            .await
+    }
 }
 
 /// What the conductor tells a client.
@@ -118,6 +130,7 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
         progress: Notify::new(),
         allowance: Semaphore::new(0),
         next: Mutex::new(0),
+        kept: Mutex::new(0),
     });
     let mut dice = Dice::new(plan.seed);
     let mut clients = Vec::new();
@@ -172,6 +185,8 @@ async fn conduct(
         for client in &home {
             client.order(Order::Settle).await?;
         }
+        // Into the middle of a burst, so that there are messages without a receipt.
+        shared.burst().await?;
         cluster.stop_node(&name, Stop::Crash).await?;
         cluster.until_all_ready().await
     })
@@ -188,29 +203,24 @@ async fn during(
     change: impl Future<Output = Result<(), Failure>>,
 ) -> Result<(), Failure> {
     let confirmed = shared.ledger.lock().confirmed_count() + messages;
-    let mut left = messages;
-    let mut release = |count: usize| {
-        let count = count.min(left);
-        left -= count;
-        shared.allowance.add_permits(count);
-    };
-    // A part of them is under way when the change begins, a part is kept for after it.
-    release(messages / 5);
-    let keep = messages / 5;
+    // A part of them is under way when the change begins, a part comes drop by drop, a part is kept for a
+    // burst, or for after the change.
+    let part = messages / 3;
+    shared.allowance.add_permits(part);
+    *shared.kept.lock() = part;
+    let mut dripping = messages - 2 * part;
     let mut drip = tokio::time::interval(Duration::from_millis(1));
-    let mut dripping = messages - messages / 5 - keep;
     tokio::pin!(change);
     loop {
         tokio::select! {
             result = &mut change => break result?,
             _ = drip.tick(), if dripping > 0 => {
-                let count = dripping.min(2);
-                dripping -= count;
-                release(count);
+                dripping -= 1;
+                shared.allowance.add_permits(1);
             }
         }
     }
-    release(messages);
+    shared.allowance.add_permits(dripping + std::mem::take(&mut *shared.kept.lock()));
     until(shared, || shared.ledger.lock().confirmed_count() >= confirmed, "receipts").await
 }
 
