@@ -98,6 +98,7 @@ impl Hubs {
                 hub: hub.clone(),
                 others: BTreeMap::new(),
                 number: 0,
+                new: true,
             };
             tokio::spawn(task.run(self.rooms.clone(), self.phase.clone()));
             hub
@@ -109,7 +110,16 @@ impl Hubs {
         hub.changed.notify_one();
     }
 
-    /// The reverse.
+    /// Notes what somebody here is about to say. The hub hears it, too, but one that has just been made may
+    /// not listen yet.
+    pub(crate) fn note(&self, room: &Arc<str>, said: &Said) {
+        let hub = self.rooms.lock().get(room).cloned();
+        if let Some(hub) = hub {
+            insert(&mut hub.people.lock().past, Past { origin: self.name.clone(), said: said.clone() });
+        }
+    }
+
+    /// The reverse of [`Hubs::enter`].
     pub(crate) fn leave(&self, room: &Arc<str>, session: u64, user: &Arc<str>) {
         let hub = self.rooms.lock().get(room).cloned();
         if let Some(hub) = hub {
@@ -133,6 +143,8 @@ struct Task {
     hub: Arc<Hub>,
     others: BTreeMap<NodeId, Other>,
     number: u64,
+    /// It has not told anybody its list yet.
+    new: bool,
 }
 
 impl Task {
@@ -190,8 +202,11 @@ impl Task {
     async fn announce(&mut self) -> bool {
         let people = list(&self.hub.people.lock());
         let empty = people.is_empty();
+        // The first list brings the history along: somebody who asked before this hub listened got no answer.
+        let first = std::mem::replace(&mut self.new, false);
+        let past = if first { self.hub.people.lock().past.iter().cloned().collect() } else { Vec::new() };
         self.number += 1;
-        self.say(&Word::Here { number: self.number, people, past: Vec::new() }).await;
+        self.say(&Word::Here { number: self.number, people, past }).await;
         empty
     }
 

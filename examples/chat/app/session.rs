@@ -217,6 +217,7 @@ impl Session {
         let payload = fits.and_then(|()| serde_json::to_vec(&said).map_err(|error| error.to_string()));
         match payload {
             Ok(payload) => {
+                self.node.hubs.note(&room, &said);
                 let muster = self.node.muster.clone();
                 self.begin(async move {
                     let result = muster.broadcast(room_group(&room), payload).await.map_err(words);
