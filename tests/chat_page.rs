@@ -90,11 +90,14 @@ impl Browser {
     }
 
     async fn open(&mut self, url: &str) -> String {
-        let target = self.call(None, "Target.createTarget", json!({ "url": url, "newWindow": true })).await;
+        let target =
+            self.call(None, "Target.createTarget", json!({ "url": "about:blank", "newWindow": true })).await;
         let attach = json!({ "targetId": target["targetId"], "flatten": true });
         let session = self.call(None, "Target.attachToTarget", attach).await;
         let session = session["sessionId"].as_str().unwrap().to_owned();
         self.call(Some(&session), "Emulation.setFocusEmulationEnabled", json!({ "enabled": true })).await;
+        // Answered when the new page has taken the place of the blank one, so no script runs in the old one.
+        self.call(Some(&session), "Page.navigate", json!({ "url": url })).await;
         session
     }
 
@@ -144,6 +147,12 @@ impl Browser {
             let params = json!({ "type": kind, "key": key, "code": key, "windowsVirtualKeyCode": 13, "text": if kind == "keyDown" { "\r" } else { "" } });
             self.call(Some(page), "Input.dispatchKeyEvent", params).await;
         }
+    }
+
+    /// Presses a button of the cluster's panel as soon as it is there.
+    async fn act(&mut self, page: &str, label: &str) {
+        let button = format!("document.querySelector('[data-act=\"{label}\"]:not(:disabled)')");
+        self.until(page, &format!("{button} && ({button}.click(), true)")).await;
     }
 
     async fn say(&mut self, page: &str, text: &str) {
@@ -204,8 +213,7 @@ async fn what_is_typed_on_node_1_is_read_on_node_3() {
 
     // The node that Grace is on crashes without warning. What she says before her page has found another one
     // waits, and goes; what Ada says meanwhile reaches her there.
-    browser.until(&ada, "document.querySelector('[data-act=\"Crash n3\"]')").await;
-    browser.eval(&ada, "document.querySelector('[data-act=\"Crash n3\"]').click()").await;
+    browser.act(&ada, "Crash n3").await;
     browser.say(&grace, "after the crash").await;
     for number in 0..5 {
         browser.say(&ada, &format!("while n3 is gone {number}")).await;
@@ -218,9 +226,9 @@ async fn what_is_typed_on_node_1_is_read_on_node_3() {
     }
 
     // It starts again, and Grace stops the node that both are on now: both move, in the middle of a word.
-    browser.eval(&ada, "document.querySelector('[data-act=\"Start n3\"]').click()").await;
+    browser.act(&ada, "Start n3").await;
     browser.until(&grace, "document.querySelector('[data-node=n3] .pill')?.textContent === 'Ready'").await;
-    browser.eval(&grace, "document.querySelector('[data-act=\"Stop n1\"]').click()").await;
+    browser.act(&grace, "Stop n1").await;
     browser.say(&ada, "I am still here").await;
     browser.until(&grace, &shows("I am still here")).await;
     for page in [&ada, &grace] {
