@@ -1,0 +1,1247 @@
+//! Turns any ordered link that may break into the [`Transport`](super::Transport) contract. Sans-IO: packets,
+//! breaks and the time come in, effects and packets go out.
+//!
+//! A **raw connection** delivers packets whole and in order until it breaks; then it loses an end of what was on
+//! its way. A **session** lives across several of them: frames are numbered for each lane, acknowledged
+//! cumulatively, and written again on the next connection, so a short break loses nothing. One session exists for
+//! each peer name; a session that is given up never comes back.
+//!
+//! # A connection's handshake
+//! The end with the lower [`NodeId`] leads: it decides which connection is used and which session goes on, so two
+//! connections that were opened at once cannot give two answers.
+//!
+//! ```text
+//!        leader                                   follower
+//!   Hello ────────────────▶   ◀──────────────── Hello         who, in which life, on which terms
+//!   Ask   ────────────────▶                                    "this connection; what do you have?"
+//!         ◀──────────────── Propose{session, received}
+//!   both hold that session:
+//!   Resume{received} ─────▶                                    both write again what was not received
+//!   otherwise:
+//!   [peer_down(old)] Fresh ▶ [peer_down(old), peer_up]
+//!   [peer_up]        ◀──── Up                                  both ends have given up the old session before
+//!   Up       ─────────────▶                                    either reports the peer up; nobody sends a frame
+//!                                                              before both have returned from peer_up
+//! ```
+//!
+//! Phases of a connection, and what may be said in each (anything else breaks it):
+//!
+//! ```text
+//!   Greeting ──Hello──▶ Asked (leader) ──Propose──▶ Live, or Offered ──Up──▶ Live ──▶ Closing ──▶ gone
+//!       │        │  └─▶ Ready (follower) ──Ask──▶ Proposed ──Resume/Fresh──▶ Live
+//!       │        └────▶ Probing: the name has a connection already; does it answer a ping?
+//!       └─▶ Closing: refused
+//! ```
+//!
+//! # A session
+//! ```text
+//!             no acknowledgement progress or no answer for suspect_after, or the connection is gone
+//!   (none) ──Up──▶ up ───────────────────────────────────────────────────────────────────────▶ suspect
+//!                  ▲ ◀──────────── progress, an answer, or resumed on a new connection ──────────┘ │
+//!                  └─ down: ping_timeout of silence, reconnect_grace without a connection,         │
+//!                     stall_timeout without progress, Down from the peer, a newer life of it ◀─────┘
+//! ```
+//!
+//! # Two live nodes of one name
+//! A newcomer of a *higher* incarnation is the later life: the old session goes down at once. One of a lower
+//! incarnation (or of the same, if nobody has been told of it yet) is refused as `Superseded` if the old
+//! connection answers a ping; if it does not, the newcomer's clock has jumped back: it is told the incarnation that we knew and takes a
+//! higher one, unless it is known to others already, and then it is accepted as it is.
+//!
+//! # Driving it
+//! Give inputs (`handle_*`), then carry out **all** effects ([`Links::poll_effect`]) in order, then write
+//! ([`Links::poll_dirty`], [`Links::poll_output`]), then sleep until [`Links::poll_timeout`]. The order matters: a
+//! packet that says "my router knows" may only leave after the router was told.
+
+mod packet;
+mod session;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use serde::{Deserialize, Serialize};
+
+pub use packet::Packet;
+use packet::{Heard, Hello, LINK_VERSION, PacketError, PerLane, Word};
+use session::{Due, Session};
+
+use super::{Frame, SendError, Terms};
+use crate::types::{Incarnation, NodeId, Peer};
+
+/// Time since some fixed moment, of a clock that never goes back.
+pub type Time = Duration;
+
+/// How many names are remembered with the highest incarnation that was seen of them.
+const KNOWN_NAMES: usize = 16_384;
+
+/// Names a raw connection at one end; chosen by the caller, never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RawId(pub u64);
+
+/// The times and bounds of links. All nodes of a scope should use the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkConfig {
+    /// A peer that acknowledges nothing for so long, while something is outstanding, is suspect (500 ms).
+    pub suspect_after: Duration,
+    /// A peer that has said nothing for so long is pinged (1 s).
+    pub ping_interval: Duration,
+    /// A peer that has said nothing for so long is down (3 s). Choose it above `ping_interval`.
+    pub ping_timeout: Duration,
+    /// How long a session waits for a new connection (2 s).
+    pub reconnect_grace: Duration,
+    /// A peer that acknowledges nothing for so long, while something is outstanding, is disconnected (10 s).
+    pub stall_timeout: Duration,
+    /// A connection whose handshake takes longer is closed (3 s).
+    pub handshake_timeout: Duration,
+    /// How many frames of one lane may wait for one peer or for its acknowledgement (8192).
+    pub max_frames_per_lane: usize,
+    /// How many bytes of data and bulk may do so for one peer, and of control (64 MiB each). A lane that holds
+    /// nothing takes one frame of any size.
+    pub max_bytes: usize,
+    /// The longest frame, head and body, in bytes (1 GiB and 1 MiB: the longest payload that a scope allows).
+    pub max_frame: usize,
+}
+
+impl Default for LinkConfig {
+    fn default() -> Self {
+        Self {
+            suspect_after: Duration::from_millis(500),
+            ping_interval: Duration::from_secs(1),
+            ping_timeout: Duration::from_secs(3),
+            reconnect_grace: Duration::from_secs(2),
+            stall_timeout: Duration::from_secs(10),
+            handshake_timeout: Duration::from_secs(3),
+            max_frames_per_lane: 8192,
+            max_bytes: 64 << 20,
+            max_frame: (1 << 30) + (1 << 20),
+        }
+    }
+}
+
+impl LinkConfig {
+    /// No wait of nothing: a timer that is due when it is set would be due for ever.
+    fn bounded(mut self) -> Self {
+        for wait in [
+            &mut self.suspect_after,
+            &mut self.ping_interval,
+            &mut self.ping_timeout,
+            &mut self.reconnect_grace,
+            &mut self.stall_timeout,
+            &mut self.handshake_timeout,
+        ] {
+            *wait = (*wait).clamp(Duration::from_millis(1), Duration::from_secs(365 * 86_400));
+        }
+        self
+    }
+}
+
+/// Why there is no link. Names both values where two differ.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Another scope.
+    #[error("the scope {theirs:?} was offered to a node of scope {ours:?}")]
+    Scope {
+        /// What the refused end has.
+        theirs: String,
+        /// What the refusing end has.
+        ours: String,
+    },
+    /// Other ring parameters.
+    #[error("a ring of {theirs} tokens a node was offered to a node with {ours}")]
+    Vnodes {
+        /// What the refused end has.
+        theirs: u32,
+        /// What the refusing end has.
+        ours: u32,
+    },
+    /// Another major version of the protocol.
+    #[error("protocol version {theirs} was offered to a node of version {ours}")]
+    Protocol {
+        /// What the refused end has.
+        theirs: u16,
+        /// What the refusing end has.
+        ours: u16,
+    },
+    /// Another version of the link layer.
+    #[error("link version {theirs} was offered to a node of version {ours}")]
+    LinkVersion {
+        /// What the refused end has.
+        theirs: u8,
+        /// What the refusing end has.
+        ours: u8,
+    },
+    /// A live node of that name has this incarnation.
+    #[error("a live node of that name has incarnation {live}")]
+    Superseded {
+        /// The incarnation that holds the name.
+        live: Incarnation,
+    },
+    /// The name was known in this, not lower, incarnation: take a higher one.
+    #[error("the name was known as incarnation {incarnation}")]
+    Known {
+        /// The highest incarnation that was known.
+        incarnation: Incarnation,
+    },
+}
+
+/// Why a peer went down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DownReason {
+    /// No connection for `reconnect_grace`.
+    NoConnection,
+    /// Nothing heard for `ping_timeout`.
+    Silent,
+    /// Nothing acknowledged for `stall_timeout`.
+    Stalled,
+    /// It said so: it has shut down or given us up.
+    Goodbye,
+    /// It no longer holds the session that we hold.
+    Forgotten,
+    /// A later life of its name has come.
+    Reborn,
+    /// It acknowledged what was never sent.
+    Broken,
+}
+
+/// What the driver has to do, in this order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Report the peer up.
+    Up(Peer),
+    /// Report it suspect.
+    Suspect(Peer),
+    /// Report it resumed.
+    Resumed(Peer),
+    /// Report it down.
+    Down(Peer, DownReason),
+    /// Give the frame to the router.
+    Frame(Peer, Frame),
+    /// A queue to this peer that was full has room again: wake who waits.
+    Room(Peer),
+    /// A connection was refused, by us or by the other end. Dialling again helps only after `Known`.
+    Refused {
+        /// The connection.
+        raw: RawId,
+        /// The other end, if it had said so.
+        node: Option<NodeId>,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// Another live node holds our name: this node has lost it.
+    Superseded {
+        /// The incarnation that holds it.
+        live: Incarnation,
+    },
+    /// [`Links::me`] has taken a higher incarnation. Only before the first peer is up.
+    Reborn,
+}
+
+/// What [`Links::poll_output`] wants on a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Write this.
+    Packet(Packet),
+    /// Close it, after what was written before; the connection is forgotten here.
+    Close,
+    /// Nothing for now.
+    Idle,
+}
+
+/// How often something out of the ordinary happened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LinkStats {
+    /// Packets that could not be decoded; each closed its connection.
+    pub malformed: u64,
+    /// Packets of a kind that this version does not have; ignored.
+    pub unknown: u64,
+    /// Words at the wrong moment; each closed its connection.
+    pub unexpected: u64,
+    /// Frames that came twice; dropped.
+    pub duplicates: u64,
+    /// Gaps in the numbering; each closed its connection, and the next one brought what was missing.
+    pub gaps: u64,
+    /// Sessions that went on with a new connection.
+    pub resumed: u64,
+    /// Peers given up because they acknowledged nothing.
+    pub stalled: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Greeting,
+    /// The name has another connection, which was pinged with `token`. A follower may have been asked meanwhile.
+    Probing {
+        token: u64,
+        asked: bool,
+    },
+    Ready,
+    Asked,
+    Proposed {
+        session: Option<u64>,
+    },
+    Offered {
+        session: u64,
+    },
+    Live,
+    Closing,
+}
+
+#[derive(Debug)]
+struct Raw {
+    phase: Phase,
+    peer: Option<Peer>,
+    /// Whether the peer's incarnation can no longer change.
+    settled: bool,
+    out: VecDeque<Packet>,
+    /// The timer of the handshake or of the probe.
+    timer: Option<Time>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Timer {
+    Raw(RawId),
+    Session(NodeId),
+}
+
+/// All links of one node. See the module.
+#[derive(Debug)]
+pub struct Links {
+    me: Peer,
+    settled: bool,
+    stopped: bool,
+    terms: Terms,
+    config: LinkConfig,
+    now: Time,
+    raws: BTreeMap<RawId, Raw>,
+    /// The connection of each name that has passed admission.
+    current: BTreeMap<NodeId, RawId>,
+    sessions: BTreeMap<NodeId, Session>,
+    /// The highest incarnation that was up of each name.
+    known: BTreeMap<NodeId, Incarnation>,
+    timers: BTreeSet<(Time, Timer)>,
+    dirty: BTreeSet<RawId>,
+    effects: VecDeque<Effect>,
+    scratch: BytesMut,
+    last_session: u64,
+    last_token: u64,
+    stats: LinkStats,
+}
+
+// Getters.
+impl Links {
+    /// No links yet. `me` may take a higher incarnation until the first peer is up or [`Links::settle`] is called.
+    pub fn new(me: Peer, terms: Terms, config: LinkConfig) -> Self {
+        Self {
+            me,
+            settled: false,
+            stopped: false,
+            terms,
+            config: config.bounded(),
+            now: Time::ZERO,
+            raws: BTreeMap::new(),
+            current: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            known: BTreeMap::new(),
+            timers: BTreeSet::new(),
+            dirty: BTreeSet::new(),
+            effects: VecDeque::new(),
+            scratch: BytesMut::new(),
+            last_session: 0,
+            last_token: 0,
+            stats: LinkStats::default(),
+        }
+    }
+
+    /// This node, in this life.
+    pub fn me(&self) -> &Peer {
+        &self.me
+    }
+
+    /// What went wrong so far.
+    pub fn stats(&self) -> LinkStats {
+        self.stats
+    }
+
+    /// The peers that are up (suspect ones too).
+    pub fn peers(&self) -> impl Iterator<Item = &Peer> {
+        self.sessions.values().map(|session| &session.peer)
+    }
+
+    /// Whether exactly this peer is up.
+    pub fn is_up(&self, peer: &Peer) -> bool {
+        self.session(peer).is_some()
+    }
+
+    /// Whether the name has a connection that has passed admission: no need to dial it.
+    pub fn has_connection(&self, node: &NodeId) -> bool {
+        self.current.contains_key(node)
+    }
+
+    /// Whether both ends have told their routers: frames flow.
+    pub fn is_linked(&self, node: &NodeId) -> bool {
+        self.sessions.get(node).is_some_and(|session| session.confirmed)
+    }
+
+    /// How many frames wait for this peer or for its acknowledgement; 0 for a peer that is not up.
+    pub fn queued(&self, peer: &Peer) -> usize {
+        self.session(peer).map_or(0, Session::queued)
+    }
+
+    fn session(&self, peer: &Peer) -> Option<&Session> {
+        self.sessions.get(&peer.node).filter(|session| session.peer == *peer)
+    }
+}
+
+// Inputs.
+impl Links {
+    /// A raw connection exists; either end may have dialled.
+    pub fn handle_opened(&mut self, raw: RawId, now: Time) {
+        self.tick(now);
+        if self.stopped {
+            self.raws.insert(raw, Raw::new(Phase::Closing));
+            self.dirty.insert(raw);
+            return;
+        }
+        self.raws.insert(raw, Raw::new(Phase::Greeting));
+        let (terms, peer, settled) = (self.terms.clone(), self.me.clone(), self.settled);
+        self.say(raw, &Word::Hello(Hello { terms, peer, settled }));
+        self.set_raw_timer(raw, Some(self.now + self.config.handshake_timeout));
+    }
+
+    /// A packet came.
+    pub fn handle_packet(&mut self, raw: RawId, packet: Packet, now: Time) {
+        self.tick(now);
+        let Some(state) = self.raws.get(&raw) else { return };
+        if state.phase == Phase::Closing {
+            return;
+        }
+        match packet::decode(packet, self.config.max_frame) {
+            Ok(Heard::Frame { number, frame }) => self.on_frame(raw, number, frame),
+            Ok(Heard::Word(word)) => self.on_word(raw, word),
+            Err(PacketError::UnknownKind(_)) => self.stats.unknown += 1,
+            Err(PacketError::OtherVersion(theirs)) => {
+                self.refuse(raw, Refusal::LinkVersion { theirs, ours: LINK_VERSION });
+            }
+            Err(PacketError::Malformed | PacketError::TooLarge) => {
+                self.stats.malformed += 1;
+                self.break_raw(raw);
+            }
+        }
+    }
+
+    /// A raw connection is gone. Unknown ones are ignored.
+    pub fn handle_closed(&mut self, raw: RawId, now: Time) {
+        self.tick(now);
+        let Some(peer) = self.raws.get(&raw).map(|state| state.peer.clone()) else { return };
+        self.release(raw);
+        self.forget(raw);
+        if let Some(peer) = peer {
+            self.readmit(&peer.node);
+        }
+    }
+
+    /// Time has passed. Call it with every input's `now` that reaches [`Links::poll_timeout`].
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.tick(now);
+        while let Some((at, timer)) = self.timers.first().cloned() {
+            if at > self.now {
+                return;
+            }
+            self.timers.pop_first();
+            match timer {
+                Timer::Raw(raw) => self.on_raw_timer(raw),
+                Timer::Session(node) => self.on_session_timer(&node),
+            }
+        }
+    }
+
+    /// From now on this node's incarnation is known outside and stays.
+    pub fn settle(&mut self) {
+        self.settled = true;
+    }
+
+    fn tick(&mut self, now: Time) {
+        self.now = self.now.max(now);
+    }
+}
+
+// Commands.
+impl Links {
+    /// Queues a frame.
+    ///
+    /// # Errors
+    /// [`SendError`], which gives the frame back.
+    pub fn try_send(&mut self, to: &Peer, frame: Frame, now: Time) -> Result<(), SendError> {
+        self.tick(now);
+        let Some(session) = self.sessions.get_mut(&to.node).filter(|session| session.peer == *to) else {
+            return Err(SendError::NoLink(frame));
+        };
+        if self.stopped {
+            return Err(SendError::NoLink(frame));
+        }
+        if frame.len() > self.config.max_frame {
+            return Err(SendError::TooLarge(frame));
+        }
+        session.push(frame, &self.config, self.now).map_err(SendError::Busy)?;
+        if let Some(raw) = session.raw {
+            self.dirty.insert(raw);
+        }
+        arm(&mut self.timers, &self.config, session);
+        Ok(())
+    }
+
+    /// Gives a peer up.
+    pub fn disconnect(&mut self, peer: &Peer, now: Time) {
+        self.tick(now);
+        if self.is_up(peer) {
+            self.down(&peer.node, DownReason::Goodbye);
+        }
+    }
+
+    /// Says goodbye to everybody, after what is queued. No effects come any more; write until every connection
+    /// has been closed.
+    pub fn shutdown(&mut self, now: Time) {
+        self.tick(now);
+        self.stopped = true;
+        for session in std::mem::take(&mut self.sessions).values_mut() {
+            let Some(raw) = session.raw.and_then(|raw| self.raws.get_mut(&raw)) else { continue };
+            if session.ack_due {
+                raw.out.push_back(packet::encode_word(&Word::Ack { received: session.received }));
+            }
+            while session.confirmed
+                && let Some((number, frame)) = session.next_frame()
+            {
+                raw.out.push_back(packet::encode_frame(number, &frame, &mut self.scratch));
+            }
+            raw.out.push_back(packet::encode_word(&Word::Down));
+        }
+        for (id, raw) in &mut self.raws {
+            raw.phase = Phase::Closing;
+            self.dirty.insert(*id);
+        }
+        self.timers.clear();
+        self.current.clear();
+        self.effects.clear();
+    }
+}
+
+// Outputs.
+impl Links {
+    /// The next thing to do.
+    pub fn poll_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// All of them at once.
+    pub fn take_effects(&mut self) -> VecDeque<Effect> {
+        std::mem::take(&mut self.effects)
+    }
+
+    /// A connection that may have something to write. Each is named once; ask it until it is idle.
+    pub fn poll_dirty(&mut self) -> Option<RawId> {
+        self.dirty.pop_first()
+    }
+
+    /// What to write on a connection. Carry out all effects first. With `frames: false` only the link layer's own
+    /// words come, for a connection whose buffer is full: they are few and must not wait.
+    pub fn poll_output(&mut self, raw: RawId, frames: bool) -> Output {
+        let Some(state) = self.raws.get_mut(&raw) else { return Output::Idle };
+        if let Some(packet) = state.out.pop_front() {
+            return Output::Packet(packet);
+        }
+        match state.phase {
+            Phase::Closing => {
+                self.forget(raw);
+                Output::Close
+            }
+            Phase::Live => self.poll_session(raw, frames),
+            Phase::Greeting
+            | Phase::Probing { .. }
+            | Phase::Ready
+            | Phase::Asked
+            | Phase::Proposed { .. }
+            | Phase::Offered { .. } => Output::Idle,
+        }
+    }
+
+    /// When to call [`Links::handle_timeout`] next.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    fn poll_session(&mut self, raw: RawId, frames: bool) -> Output {
+        let Some(session) = self.session_on(raw) else { return Output::Idle };
+        if session.ack_due {
+            session.ack_due = false;
+            return Output::Packet(packet::encode_word(&Word::Ack { received: session.received }));
+        }
+        if !frames || !session.confirmed {
+            return Output::Idle;
+        }
+        match session.next_frame() {
+            Some((number, frame)) => Output::Packet(packet::encode_frame(number, &frame, &mut self.scratch)),
+            None => Output::Idle,
+        }
+    }
+}
+
+// The handshake.
+impl Links {
+    fn on_word(&mut self, raw: RawId, word: Word) {
+        let Some(state) = self.raws.get(&raw) else { return };
+        let phase = state.phase;
+        if phase == Phase::Live {
+            self.on_live_word(raw, word);
+            return;
+        }
+        if matches!(phase, Phase::Asked | Phase::Proposed { .. } | Phase::Offered { .. })
+            && !self.is_current(raw)
+        {
+            // another connection of that name has been let in since
+            self.break_raw(raw);
+            return;
+        }
+        match (phase, word) {
+            (Phase::Greeting, Word::Hello(hello)) => self.on_hello(raw, hello),
+            (_, Word::Refused(refusal)) => self.on_refused(raw, refusal),
+            (Phase::Ready, Word::Ask) => self.on_ask(raw),
+            (Phase::Probing { token, .. }, Word::Ask) => {
+                self.set_phase(raw, Phase::Probing { token, asked: true });
+            }
+            (Phase::Asked, Word::Propose { session, received }) => self.on_propose(raw, session, received),
+            (Phase::Proposed { session }, Word::Resume { received }) => {
+                self.on_resume(raw, session, received);
+            }
+            (Phase::Proposed { .. }, Word::Fresh { session }) => self.on_fresh(raw, session),
+            (Phase::Offered { session }, Word::Up { session: theirs }) if session == theirs => {
+                self.on_confirmed(raw, session);
+            }
+            (_, Word::Ping { token, .. }) if phase != Phase::Greeting => self.say(raw, &Word::Pong { token }),
+            (_, Word::Pong { token }) => self.on_pong(token),
+            (_, Word::Down) => self.break_raw(raw),
+            (_, _) => self.unexpected(raw),
+        }
+    }
+
+    fn on_hello(&mut self, raw: RawId, hello: Hello) {
+        if let Some(refusal) = self.differs(&hello.terms) {
+            self.refuse(raw, refusal);
+            return;
+        }
+        let Hello { peer, settled, .. } = hello;
+        if peer.node == self.me.node {
+            self.on_own_name(raw, peer.incarnation);
+            return;
+        }
+        if let Some(state) = self.raws.get_mut(&raw) {
+            state.peer = Some(peer);
+            state.settled = settled;
+        }
+        self.admit(raw, false);
+    }
+
+    fn differs(&self, terms: &Terms) -> Option<Refusal> {
+        let ours = &self.terms;
+        if terms.protocol != ours.protocol {
+            return Some(Refusal::Protocol { theirs: terms.protocol, ours: ours.protocol });
+        }
+        if terms.scope != ours.scope {
+            return Some(Refusal::Scope { theirs: terms.scope.clone(), ours: ours.scope.clone() });
+        }
+        if terms.vnodes != ours.vnodes {
+            return Some(Refusal::Vnodes { theirs: terms.vnodes, ours: ours.vnodes });
+        }
+        None
+    }
+
+    fn on_own_name(&mut self, raw: RawId, theirs: Incarnation) {
+        let ours = self.me.incarnation;
+        match theirs.cmp(&ours) {
+            std::cmp::Ordering::Less => self.refuse(raw, Refusal::Superseded { live: ours }),
+            // we have dialled ourselves
+            std::cmp::Ordering::Equal => self.break_raw(raw),
+            std::cmp::Ordering::Greater => {
+                self.effects.push_back(Effect::Superseded { live: theirs });
+                self.break_raw(raw);
+            }
+        }
+    }
+
+    /// Decides whether this connection may be the one of its name. `asked`: the leader wants it already.
+    fn admit(&mut self, raw: RawId, asked: bool) {
+        let Some(Raw { peer: Some(peer), settled, .. }) = self.raws.get(&raw) else { return };
+        let (peer, settled) = (peer.clone(), *settled);
+        let leader = self.me.node < peer.node;
+        let session = self.sessions.get(&peer.node).map(|session| session.peer.incarnation);
+        let current = self.current.get(&peer.node).copied().filter(|current| *current != raw);
+        let rival = session.or_else(|| {
+            let current = self.raws.get(&current?)?;
+            current.peer.as_ref().map(|peer| peer.incarnation)
+        });
+        let ours = peer.incarnation;
+        if rival.is_some_and(|rival| rival < ours) {
+            self.retire(&peer.node);
+        } else if let Some(rival) = rival {
+            let older = ours < rival || (session.is_some() && !settled);
+            if let Some(current) = current
+                && (older || leader)
+            {
+                self.probe(raw, current, asked);
+                return;
+            }
+            if older && settled {
+                self.retire(&peer.node);
+            } else if older {
+                self.refuse(raw, Refusal::Known { incarnation: rival });
+                return;
+            }
+        }
+        if let Some(known) = self.known.get(&peer.node).filter(|known| !settled && ours <= **known) {
+            self.refuse(raw, Refusal::Known { incarnation: *known });
+            return;
+        }
+        self.set_raw_timer(raw, Some(self.now + self.config.handshake_timeout));
+        if leader {
+            self.current.insert(peer.node.clone(), raw);
+            self.set_phase(raw, Phase::Asked);
+            self.say(raw, &Word::Ask);
+        } else {
+            self.set_phase(raw, Phase::Ready);
+            if asked {
+                self.on_ask(raw);
+            }
+        }
+    }
+
+    /// Asks the connection that the name has whether somebody is there.
+    fn probe(&mut self, raw: RawId, current: RawId, asked: bool) {
+        self.last_token += 1;
+        let token = self.last_token;
+        self.set_phase(raw, Phase::Probing { token, asked });
+        self.set_raw_timer(raw, Some(self.now + self.config.suspect_after));
+        let sent = self.session_on(current).map_or([0; 3], |session| session.sent());
+        self.say(current, &Word::Ping { token, sent });
+    }
+
+    /// The connection in use has answered: the newcomer of that probe is not needed, or not wanted.
+    fn on_pong(&mut self, token: u64) {
+        let newcomer = self
+            .raws
+            .iter()
+            .find(|(_, raw)| matches!(raw.phase, Phase::Probing { token: theirs, .. } if theirs == token))
+            .map(|(id, raw)| (*id, raw.peer.clone(), raw.settled));
+        let Some((raw, Some(peer), settled)) = newcomer else { return };
+        let live = self.sessions.get(&peer.node).map(|session| session.peer.incarnation);
+        match live {
+            Some(live) if peer.incarnation < live || !settled => {
+                self.refuse(raw, Refusal::Superseded { live });
+            }
+            Some(_) | None => self.break_raw(raw),
+        }
+    }
+
+    /// The connection in use is gone: those that waited for its answer are looked at again.
+    fn readmit(&mut self, node: &NodeId) {
+        let waiting: Vec<(RawId, bool)> = self
+            .raws
+            .iter()
+            .filter(|(_, raw)| raw.peer.as_ref().is_some_and(|peer| peer.node == *node))
+            .filter_map(|(id, raw)| match raw.phase {
+                Phase::Probing { asked, .. } => Some((*id, asked)),
+                _ => None,
+            })
+            .collect();
+        for (raw, asked) in waiting {
+            if self.raws.get(&raw).is_some_and(|state| matches!(state.phase, Phase::Probing { .. })) {
+                self.admit(raw, asked);
+            }
+        }
+    }
+
+    fn on_ask(&mut self, raw: RawId) {
+        let Some(peer) = self.peer_of(raw) else { return };
+        if let Some(current) = self.current.get(&peer.node).copied()
+            && current != raw
+        {
+            self.break_raw(current);
+        }
+        self.current.insert(peer.node.clone(), raw);
+        let held = self.sessions.get(&peer.node).filter(|session| session.peer == peer);
+        let (session, received) = held.map_or((None, [0; 3]), |session| (Some(session.id), session.received));
+        self.set_phase(raw, Phase::Proposed { session });
+        self.say(raw, &Word::Propose { session, received });
+    }
+
+    fn on_propose(&mut self, raw: RawId, proposed: Option<u64>, received: PerLane) {
+        let Some(peer) = self.peer_of(raw) else { return };
+        let held = self.sessions.get(&peer.node).map(|session| session.id);
+        if held.is_some() && held == proposed {
+            if self.resume(raw, &peer, received) {
+                let received = self.session_on(raw).map_or([0; 3], |session| session.received);
+                self.say(raw, &Word::Resume { received });
+            }
+            return;
+        }
+        self.down(&peer.node, DownReason::Forgotten);
+        self.last_session += 1;
+        let session = self.last_session;
+        self.set_phase(raw, Phase::Offered { session });
+        self.say(raw, &Word::Fresh { session });
+    }
+
+    fn on_resume(&mut self, raw: RawId, proposed: Option<u64>, received: PerLane) {
+        let Some(peer) = self.peer_of(raw) else { return };
+        let held = self.sessions.get(&peer.node).map(|session| session.id);
+        if held.is_none() || held != proposed {
+            // given up while the answer was on its way: the leader has to give it up as well
+            self.say(raw, &Word::Down);
+            self.close(raw);
+            return;
+        }
+        self.resume(raw, &peer, received);
+    }
+
+    fn on_fresh(&mut self, raw: RawId, session: u64) {
+        let Some(peer) = self.peer_of(raw) else { return };
+        self.down(&peer.node, DownReason::Forgotten);
+        self.up(raw, &peer, session);
+    }
+
+    fn on_confirmed(&mut self, raw: RawId, session: u64) {
+        let Some(peer) = self.peer_of(raw) else { return };
+        self.up(raw, &peer, session);
+        if let Some(session) = self.session_on(raw) {
+            session.confirmed = true;
+        }
+    }
+
+    fn on_refused(&mut self, raw: RawId, refusal: Refusal) {
+        let node = self.peer_of(raw).map(|peer| peer.node);
+        match refusal {
+            Refusal::Known { incarnation } if !self.settled => {
+                self.me.incarnation = self.me.incarnation.max(incarnation).next();
+                self.effects.push_back(Effect::Reborn);
+                // the others have read the old one
+                let all: Vec<RawId> = self.raws.keys().copied().collect();
+                for raw in all {
+                    self.break_raw(raw);
+                }
+                return;
+            }
+            Refusal::Superseded { live } => self.effects.push_back(Effect::Superseded { live }),
+            Refusal::Known { .. }
+            | Refusal::Scope { .. }
+            | Refusal::Vnodes { .. }
+            | Refusal::Protocol { .. }
+            | Refusal::LinkVersion { .. } => {}
+        }
+        self.effects.push_back(Effect::Refused { raw, node, refusal });
+        self.break_raw(raw);
+    }
+
+    fn refuse(&mut self, raw: RawId, refusal: Refusal) {
+        let node = self.peer_of(raw).map(|peer| peer.node);
+        self.say(raw, &Word::Refused(refusal.clone()));
+        self.effects.push_back(Effect::Refused { raw, node, refusal });
+        self.close(raw);
+    }
+}
+
+// Sessions.
+impl Links {
+    fn up(&mut self, raw: RawId, peer: &Peer, id: u64) {
+        self.settled = true;
+        self.remember(peer);
+        let session = Session::new(peer.clone(), id, raw, self.now);
+        self.sessions.insert(peer.node.clone(), session);
+        self.set_phase(raw, Phase::Live);
+        self.set_raw_timer(raw, None);
+        self.effects.push_back(Effect::Up(peer.clone()));
+        self.say(raw, &Word::Up { session: id });
+        self.arm_session(&peer.node);
+    }
+
+    fn remember(&mut self, peer: &Peer) {
+        let known = self.known.entry(peer.node.clone()).or_insert(peer.incarnation);
+        *known = (*known).max(peer.incarnation);
+        if self.known.len() > KNOWN_NAMES {
+            let idle = self.known.keys().find(|node| !self.sessions.contains_key(*node)).cloned();
+            if let Some(idle) = idle {
+                self.known.remove(&idle);
+            }
+        }
+    }
+
+    /// Whether it went on; if not, the session is over.
+    fn resume(&mut self, raw: RawId, peer: &Peer, received: PerLane) -> bool {
+        let now = self.now;
+        let Some(session) = self.sessions.get_mut(&peer.node) else { return false };
+        if session.resume(raw, received, now).is_err() {
+            self.say(raw, &Word::Down);
+            self.close(raw);
+            self.down(&peer.node, DownReason::Broken);
+            return false;
+        }
+        self.stats.resumed += 1;
+        if std::mem::take(&mut session.suspect) {
+            self.effects.push_back(Effect::Resumed(peer.clone()));
+        }
+        if std::mem::take(&mut session.wants_room) {
+            self.effects.push_back(Effect::Room(peer.clone()));
+        }
+        self.set_phase(raw, Phase::Live);
+        self.set_raw_timer(raw, None);
+        self.arm_session(&peer.node);
+        self.dirty.insert(raw);
+        true
+    }
+
+    fn on_live_word(&mut self, raw: RawId, word: Word) {
+        let now = self.now;
+        let Some(session) = self.session_on(raw) else { return };
+        session.heard(now);
+        self.answered(raw);
+        let Some(session) = self.session_on(raw) else { return };
+        match word {
+            Word::Ack { received } => self.on_ack(raw, received),
+            Word::Ping { token, sent } => {
+                let lost = sent.iter().zip(session.received).any(|(sent, received)| *sent > received);
+                self.say(raw, &Word::Pong { token });
+                if lost {
+                    self.stats.gaps += 1;
+                    self.break_raw(raw);
+                }
+            }
+            Word::Pong { token } => self.on_pong(token),
+            Word::Up { session: id } if !session.confirmed && session.id == id => {
+                session.confirmed = true;
+                self.dirty.insert(raw);
+            }
+            Word::Down => {
+                if let Some(node) = self.peer_of(raw).map(|peer| peer.node) {
+                    self.down(&node, DownReason::Goodbye);
+                }
+                self.break_raw(raw);
+            }
+            Word::Hello(_)
+            | Word::Ask
+            | Word::Propose { .. }
+            | Word::Resume { .. }
+            | Word::Fresh { .. }
+            | Word::Up { .. }
+            | Word::Refused(_) => self.unexpected(raw),
+        }
+    }
+
+    fn on_ack(&mut self, raw: RawId, received: PerLane) {
+        let now = self.now;
+        let Some(session) = self.session_on(raw) else { return };
+        match session.acknowledge(received, now) {
+            Ok(progress) => {
+                if progress && std::mem::take(&mut session.wants_room) {
+                    let peer = session.peer.clone();
+                    self.effects.push_back(Effect::Room(peer));
+                }
+                if progress {
+                    self.trusted(raw);
+                }
+            }
+            Err(session::Impossible) => {
+                let node = session.peer.node.clone();
+                self.down(&node, DownReason::Broken);
+            }
+        }
+    }
+
+    fn on_frame(&mut self, raw: RawId, number: u64, frame: Frame) {
+        let now = self.now;
+        if self.raws.get(&raw).is_none_or(|state| state.phase != Phase::Live) {
+            self.unexpected(raw);
+            return;
+        }
+        let Some(session) = self.session_on(raw) else { return };
+        session.heard(now);
+        let lane = frame.lane.index();
+        let expected = session.received[lane] + 1;
+        if number == expected {
+            session.received[lane] = number;
+            session.ack_due = true;
+            let (peer, suspect) = (session.peer.clone(), session.suspect);
+            self.effects.push_back(Effect::Frame(peer, frame));
+            self.dirty.insert(raw);
+            if suspect {
+                self.answered(raw);
+            }
+        } else if number < expected {
+            // acknowledged again, in case it came twice because nobody had heard of it
+            session.ack_due = true;
+            self.stats.duplicates += 1;
+            self.dirty.insert(raw);
+        } else {
+            self.stats.gaps += 1;
+            self.break_raw(raw);
+        }
+    }
+
+    /// Something was heard: that is enough if nothing is outstanding.
+    fn answered(&mut self, raw: RawId) {
+        if self.session_on(raw).is_some_and(|session| session.suspect && !session.outstanding()) {
+            self.trusted(raw);
+        }
+    }
+
+    fn trusted(&mut self, raw: RawId) {
+        let Some(session) = self.session_on(raw) else { return };
+        if std::mem::take(&mut session.suspect) {
+            let peer = session.peer.clone();
+            self.effects.push_back(Effect::Resumed(peer.clone()));
+            self.arm_session(&peer.node);
+        }
+    }
+
+    /// Gives a session up, and its connection with it. No session: nothing happens.
+    fn down(&mut self, node: &NodeId, reason: DownReason) {
+        let Some(session) = self.sessions.remove(node) else { return };
+        if let Some(at) = session.armed {
+            self.timers.remove(&(at, Timer::Session(node.clone())));
+        }
+        if reason == DownReason::Stalled {
+            self.stats.stalled += 1;
+        }
+        self.effects.push_back(Effect::Down(session.peer, reason));
+        if let Some(raw) = session.raw {
+            self.say(raw, &Word::Down);
+            self.close(raw);
+        }
+    }
+
+    /// The present life of a name is over: its session, and any connection of it that got as far as admission.
+    fn retire(&mut self, node: &NodeId) {
+        self.down(node, DownReason::Reborn);
+        if let Some(current) = self.current.get(node).copied() {
+            self.break_raw(current);
+        }
+    }
+
+    fn on_session_timer(&mut self, node: &NodeId) {
+        let now = self.now;
+        let Some(session) = self.sessions.get_mut(node) else { return };
+        session.armed = None;
+        let due = session.due(&self.config, now);
+        match due {
+            Due::Nothing => {}
+            Due::Ping => self.ping(node),
+            Due::Suspect => {
+                session.suspect = true;
+                self.effects.push_back(Effect::Suspect(session.peer.clone()));
+                self.ping(node);
+            }
+            Due::Down(reason) => {
+                self.down(node, reason);
+                return;
+            }
+        }
+        self.arm_session(node);
+    }
+
+    fn ping(&mut self, node: &NodeId) {
+        self.last_token += 1;
+        let token = self.last_token;
+        let Some(session) = self.sessions.get_mut(node) else { return };
+        session.pinged(self.now);
+        let sent = session.sent();
+        if let Some(raw) = session.raw {
+            self.say(raw, &Word::Ping { token, sent });
+        }
+    }
+
+    fn arm_session(&mut self, node: &NodeId) {
+        if let Some(session) = self.sessions.get_mut(node) {
+            arm(&mut self.timers, &self.config, session);
+        }
+    }
+}
+
+/// Sets the session's timer, if it is not set for an earlier moment already: a timer that comes too early finds
+/// nothing due and is set again, which is cheaper than moving it with every packet.
+fn arm(timers: &mut BTreeSet<(Time, Timer)>, config: &LinkConfig, session: &mut Session) {
+    let deadline = session.deadline(config);
+    if session.armed.is_some_and(|armed| armed <= deadline) {
+        return;
+    }
+    if let Some(armed) = session.armed.replace(deadline) {
+        timers.remove(&(armed, Timer::Session(session.peer.node.clone())));
+    }
+    timers.insert((deadline, Timer::Session(session.peer.node.clone())));
+}
+
+// Connections.
+impl Raw {
+    fn new(phase: Phase) -> Self {
+        Self { phase, peer: None, settled: false, out: VecDeque::new(), timer: None }
+    }
+}
+
+impl Links {
+    fn peer_of(&self, raw: RawId) -> Option<Peer> {
+        self.raws.get(&raw)?.peer.clone()
+    }
+
+    /// The session that this connection carries.
+    fn session_on(&mut self, raw: RawId) -> Option<&mut Session> {
+        let node = &self.raws.get(&raw)?.peer.as_ref()?.node;
+        self.sessions.get_mut(node).filter(|session| session.raw == Some(raw))
+    }
+
+    fn is_current(&self, raw: RawId) -> bool {
+        self.peer_of(raw).is_some_and(|peer| self.current.get(&peer.node) == Some(&raw))
+    }
+
+    fn say(&mut self, raw: RawId, word: &Word) {
+        if let Some(state) = self.raws.get_mut(&raw)
+            && state.phase != Phase::Closing
+        {
+            state.out.push_back(packet::encode_word(word));
+            self.dirty.insert(raw);
+        }
+    }
+
+    fn set_phase(&mut self, raw: RawId, phase: Phase) {
+        if let Some(state) = self.raws.get_mut(&raw) {
+            state.phase = phase;
+        }
+    }
+
+    fn set_raw_timer(&mut self, raw: RawId, at: Option<Time>) {
+        let Some(state) = self.raws.get_mut(&raw) else { return };
+        if let Some(old) = std::mem::replace(&mut state.timer, at) {
+            self.timers.remove(&(old, Timer::Raw(raw)));
+        }
+        if let Some(at) = at {
+            self.timers.insert((at, Timer::Raw(raw)));
+        }
+    }
+
+    fn on_raw_timer(&mut self, raw: RawId) {
+        let Some(state) = self.raws.get_mut(&raw) else { return };
+        state.timer = None;
+        let (phase, peer) = (state.phase, state.peer.clone());
+        match (phase, peer) {
+            (Phase::Probing { .. }, Some(peer)) => match self.current.get(&peer.node).copied() {
+                // nobody answered there; losing it lets the newcomer in
+                Some(current) => self.break_raw(current),
+                None => self.readmit(&peer.node),
+            },
+            (_, _) => self.break_raw(raw),
+        }
+    }
+
+    fn unexpected(&mut self, raw: RawId) {
+        self.stats.unexpected += 1;
+        self.break_raw(raw);
+    }
+
+    /// Closes a connection that is of no more use, without a word. Its session waits for the next one.
+    fn break_raw(&mut self, raw: RawId) {
+        let peer = self.peer_of(raw);
+        if let Some(state) = self.raws.get_mut(&raw)
+            && state.phase != Phase::Closing
+        {
+            state.out.clear();
+        }
+        self.close(raw);
+        if let Some(peer) = peer {
+            self.readmit(&peer.node);
+        }
+    }
+
+    /// Closes it after what is still to be said.
+    fn close(&mut self, raw: RawId) {
+        self.set_phase(raw, Phase::Closing);
+        self.set_raw_timer(raw, None);
+        self.release(raw);
+        self.dirty.insert(raw);
+    }
+
+    /// Nothing counts on this connection any more.
+    fn release(&mut self, raw: RawId) {
+        let now = self.now;
+        let Some(peer) = self.peer_of(raw) else { return };
+        if self.current.get(&peer.node) == Some(&raw) {
+            self.current.remove(&peer.node);
+        }
+        let Some(session) = self.sessions.get_mut(&peer.node).filter(|session| session.raw == Some(raw))
+        else {
+            return;
+        };
+        session.detach(now);
+        if !std::mem::replace(&mut session.suspect, true) {
+            self.effects.push_back(Effect::Suspect(session.peer.clone()));
+        }
+        self.arm_session(&peer.node);
+    }
+
+    fn forget(&mut self, raw: RawId) {
+        self.set_raw_timer(raw, None);
+        self.raws.remove(&raw);
+        self.dirty.remove(&raw);
+    }
+}
+
+#[cfg(test)]
+impl Links {
+    /// What must hold between any two calls.
+    fn check(&self) {
+        for (node, raw) in &self.current {
+            let state = self.raws.get(raw).expect("a current connection exists");
+            assert_eq!(state.peer.as_ref().map(|peer| &peer.node), Some(node));
+            assert!(
+                !matches!(state.phase, Phase::Greeting | Phase::Closing | Phase::Probing { .. }),
+                "{state:?}"
+            );
+        }
+        for (node, session) in &self.sessions {
+            assert_eq!(session.peer.node, *node);
+            let armed = session.armed.expect("a session has a timer");
+            assert!(self.timers.contains(&(armed, Timer::Session(node.clone()))));
+            assert!(armed <= session.deadline(&self.config), "a timer must not be late");
+            let Some(raw) = session.raw else {
+                assert!(session.suspect, "no connection, but not suspect");
+                continue;
+            };
+            assert_eq!(self.current.get(node), Some(&raw));
+            assert_eq!(self.raws.get(&raw).map(|raw| raw.phase), Some(Phase::Live));
+        }
+        for (id, raw) in &self.raws {
+            if raw.phase == Phase::Live {
+                let peer = raw.peer.as_ref().expect("a live connection has a peer");
+                assert_eq!(self.sessions.get(&peer.node).and_then(|session| session.raw), Some(*id));
+            }
+        }
+        let armed = self.sessions.values().filter(|session| session.armed.is_some()).count()
+            + self.raws.values().filter(|raw| raw.timer.is_some()).count();
+        assert_eq!(armed, self.timers.len(), "no stale timers");
+    }
+}
+
+impl fmt::Display for DownReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DownReason::NoConnection => "no connection",
+            DownReason::Silent => "silent",
+            DownReason::Stalled => "acknowledged nothing",
+            DownReason::Goodbye => "said goodbye",
+            DownReason::Forgotten => "no longer has the session",
+            DownReason::Reborn => "a later life has come",
+            DownReason::Broken => "acknowledged what was never sent",
+        })
+    }
+}

@@ -1,0 +1,309 @@
+//! One session with one peer: what was sent and not acknowledged, what was received, and when something has to
+//! happen if nothing does. Knows no connection's handshake.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::packet::PerLane;
+use super::{DownReason, LinkConfig, RawId, Time};
+use crate::transport::{Frame, Lane};
+use crate::types::Peer;
+
+/// How many frames of a more urgent lane may pass a waiting less urgent one before it gets a turn.
+const TURN: u32 = 64;
+
+/// The sending half of a lane. Frames stay until they are acknowledged, so that they can be written again.
+#[derive(Debug, Default)]
+struct LaneOut {
+    /// Numbered from `acked + 1`.
+    frames: VecDeque<Frame>,
+    acked: u64,
+    /// How many of `frames` have been written on the present connection.
+    written: usize,
+    bytes: usize,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) peer: Peer,
+    pub(crate) id: u64,
+    /// The connection that carries it now.
+    pub(crate) raw: Option<RawId>,
+    /// The other end has told its router: frames may be written.
+    pub(crate) confirmed: bool,
+    pub(crate) received: PerLane,
+    pub(crate) ack_due: bool,
+    pub(crate) suspect: bool,
+    /// A sender was told `Busy` and wants to know of room.
+    pub(crate) wants_room: bool,
+    /// When this session's timer is set for.
+    pub(crate) armed: Option<Time>,
+    out: [LaneOut; 3],
+    passed_over: u32,
+    heard_at: Time,
+    progress_at: Time,
+    /// When the ping that is not answered yet was sent.
+    ping_at: Option<Time>,
+    /// When any ping was last sent.
+    last_ping_at: Time,
+    detached_at: Option<Time>,
+}
+
+/// What a timer asks for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    Nothing,
+    Ping,
+    /// Report the peer suspect and ping it.
+    Suspect,
+    Down(DownReason),
+}
+
+/// Why an acknowledgement cannot be true.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Impossible;
+
+impl Session {
+    pub(crate) fn new(peer: Peer, id: u64, raw: RawId, now: Time) -> Self {
+        Self {
+            peer,
+            id,
+            raw: Some(raw),
+            confirmed: false,
+            received: [0; 3],
+            ack_due: false,
+            suspect: false,
+            wants_room: false,
+            armed: None,
+            out: Default::default(),
+            passed_over: 0,
+            heard_at: now,
+            progress_at: now,
+            ping_at: None,
+            last_ping_at: now,
+            detached_at: None,
+        }
+    }
+
+    /// Whether something waits for an acknowledgement.
+    pub(crate) fn outstanding(&self) -> bool {
+        self.out.iter().any(|lane| !lane.frames.is_empty())
+    }
+
+    /// The last number written on each lane.
+    pub(crate) fn sent(&self) -> PerLane {
+        self.out.each_ref().map(|lane| lane.acked + lane.written as u64)
+    }
+
+    /// Frames that wait or are unacknowledged.
+    pub(crate) fn queued(&self) -> usize {
+        self.out.iter().map(|lane| lane.frames.len()).sum()
+    }
+
+    /// Takes a frame into its lane's queue, or gives it back. The control lane has a bound of its own: it must
+    /// have room when the others are full.
+    pub(crate) fn push(&mut self, frame: Frame, config: &LinkConfig, now: Time) -> Result<(), Frame> {
+        let others: usize = match frame.lane {
+            Lane::Control => self.out[0].bytes,
+            Lane::Data | Lane::Bulk => self.out[1].bytes + self.out[2].bytes,
+        };
+        let lane = &mut self.out[frame.lane.index()];
+        let too_many = lane.frames.len() >= config.max_frames_per_lane;
+        let too_large = others > 0 && others.saturating_add(frame.len()) > config.max_bytes;
+        // a lane that holds nothing always takes one frame, or a large one could never be sent
+        if too_many || (too_large && !lane.frames.is_empty()) {
+            self.wants_room = true;
+            return Err(frame);
+        }
+        lane.bytes += frame.len();
+        lane.frames.push_back(frame);
+        if self.queued() == 1 {
+            self.progress_at = now;
+        }
+        Ok(())
+    }
+
+    /// The next frame to write, with its number: the most urgent lane first, but none waits for ever.
+    pub(crate) fn next_frame(&mut self) -> Option<(u64, Frame)> {
+        let mut waiting = self.out.iter().enumerate().filter(|(_, lane)| lane.written < lane.frames.len());
+        let first = waiting.next()?.0;
+        let second = waiting.next().map(|(index, _)| index);
+        let index = match second {
+            Some(second) if first > 0 && self.passed_over >= TURN => second,
+            _ => first,
+        };
+        self.passed_over = if second.is_some() && index == first { self.passed_over + 1 } else { 0 };
+        let lane = &mut self.out[index];
+        let frame = lane.frames.get(lane.written)?.clone();
+        lane.written += 1;
+        Some((lane.acked + lane.written as u64, frame))
+    }
+
+    /// Takes an acknowledgement; whether it was progress.
+    pub(crate) fn acknowledge(&mut self, received: PerLane, now: Time) -> Result<bool, Impossible> {
+        let possible = |(lane, to): (&LaneOut, u64)| to <= lane.acked + lane.written as u64;
+        if !self.out.iter().zip(received).all(possible) {
+            return Err(Impossible);
+        }
+        let mut progress = false;
+        for (lane, to) in self.out.iter_mut().zip(received) {
+            while lane.acked < to {
+                let Some(frame) = lane.frames.pop_front() else { return Err(Impossible) };
+                lane.bytes -= frame.len();
+                lane.acked += 1;
+                lane.written = lane.written.saturating_sub(1);
+                progress = true;
+            }
+        }
+        if progress {
+            self.progress_at = now;
+        }
+        Ok(progress)
+    }
+
+    /// The connection is gone.
+    pub(crate) fn detach(&mut self, now: Time) {
+        self.raw = None;
+        self.detached_at = Some(now);
+        self.ping_at = None;
+    }
+
+    /// Goes on with a new connection: what the other end has not received is written again.
+    pub(crate) fn resume(&mut self, raw: RawId, received: PerLane, now: Time) -> Result<(), Impossible> {
+        for lane in &mut self.out {
+            // whatever was written before may have been received, also what an older rewind has forgotten
+            lane.written = lane.frames.len();
+        }
+        if self.out.iter().zip(received).any(|(lane, to)| to < lane.acked) {
+            return Err(Impossible);
+        }
+        self.acknowledge(received, now)?;
+        for lane in &mut self.out {
+            lane.written = 0;
+        }
+        self.raw = Some(raw);
+        self.confirmed = true;
+        self.detached_at = None;
+        self.ping_at = None;
+        self.heard_at = now;
+        self.progress_at = now;
+        Ok(())
+    }
+
+    /// Something came from the other end.
+    pub(crate) fn heard(&mut self, now: Time) {
+        self.heard_at = now;
+        self.ping_at = None;
+    }
+
+    /// A ping was put on the way.
+    pub(crate) fn pinged(&mut self, now: Time) {
+        self.ping_at = Some(now);
+        self.last_ping_at = now;
+    }
+
+    /// When [`Session::due`] has to be asked next.
+    pub(crate) fn deadline(&self, config: &LinkConfig) -> Time {
+        if let Some(at) = self.detached_at {
+            return at + config.reconnect_grace;
+        }
+        let mut deadline = self.heard_at + config.ping_timeout;
+        let mut not_after = |at: Time, wait: Duration| deadline = deadline.min(at + wait);
+        match self.ping_at {
+            None => not_after(self.heard_at, config.ping_interval),
+            Some(at) if !self.suspect => not_after(at, config.suspect_after),
+            Some(_) => {}
+        }
+        if self.outstanding() {
+            not_after(self.progress_at, config.stall_timeout);
+            if self.suspect {
+                not_after(self.last_ping_at, config.ping_interval);
+            } else {
+                not_after(self.progress_at, config.suspect_after);
+            }
+        }
+        deadline
+    }
+
+    /// What time has made necessary.
+    pub(crate) fn due(&self, config: &LinkConfig, now: Time) -> Due {
+        if let Some(at) = self.detached_at {
+            return if now >= at + config.reconnect_grace {
+                Due::Down(DownReason::NoConnection)
+            } else {
+                Due::Nothing
+            };
+        }
+        if now >= self.heard_at + config.ping_timeout {
+            return Due::Down(DownReason::Silent);
+        }
+        if self.outstanding() && now >= self.progress_at + config.stall_timeout {
+            return Due::Down(DownReason::Stalled);
+        }
+        let no_progress = self.outstanding() && now >= self.progress_at + config.suspect_after;
+        let no_answer = self.ping_at.is_some_and(|at| now >= at + config.suspect_after);
+        if !self.suspect && (no_progress || no_answer) {
+            return Due::Suspect;
+        }
+        // a peer that talks but acknowledges nothing is told what it should have: a ping may have been lost as well
+        let remind = self.suspect && self.outstanding() && now >= self.last_ping_at + config.ping_interval;
+        if remind || (self.ping_at.is_none() && now >= self.heard_at + config.ping_interval) {
+            return Due::Ping;
+        }
+        Due::Nothing
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{Incarnation, NodeId};
+
+    fn session() -> Session {
+        let peer = Peer::new(NodeId::new("b").unwrap(), Incarnation::MIN);
+        Session::new(peer, 1, RawId(1), Time::ZERO)
+    }
+
+    fn frame(lane: Lane, len: usize) -> Frame {
+        Frame::new(lane, vec![0; len], "")
+    }
+
+    #[test]
+    fn control_first_and_bulk_gets_its_turn() {
+        let (mut s, config) = (session(), LinkConfig::default());
+        for lane in [Lane::Bulk, Lane::Data, Lane::Control] {
+            for _ in 0..200 {
+                s.push(frame(lane, 1), &config, Time::ZERO).unwrap();
+            }
+        }
+        let lanes: Vec<Lane> = std::iter::from_fn(|| s.next_frame()).map(|(_, f)| f.lane).collect();
+        assert!(lanes[..200].iter().all(|lane| *lane == Lane::Control));
+        let bulk_before_the_last_data = lanes[200..].iter().take(200).filter(|l| **l == Lane::Bulk).count();
+        assert!((1..20).contains(&bulk_before_the_last_data), "{bulk_before_the_last_data}");
+        assert_eq!(lanes.len(), 600);
+    }
+
+    #[test]
+    fn full_of_frames_and_full_of_bytes() {
+        let mut s = session();
+        let config = LinkConfig { max_frames_per_lane: 2, max_bytes: 100, ..LinkConfig::default() };
+        s.push(frame(Lane::Data, 500), &config, Time::ZERO).expect("an empty lane takes one of any size");
+        assert!(s.push(frame(Lane::Data, 1), &config, Time::ZERO).is_err(), "no bytes left");
+        s.push(frame(Lane::Bulk, 1), &config, Time::ZERO).expect("an empty lane");
+        s.push(frame(Lane::Control, 1), &config, Time::ZERO).expect("control has its own room");
+        s.push(frame(Lane::Control, 1), &config, Time::ZERO).expect("two frames");
+        assert!(s.push(frame(Lane::Control, 1), &config, Time::ZERO).is_err(), "three frames");
+    }
+
+    #[test]
+    fn an_acknowledgement_of_what_was_not_sent_is_refused() {
+        let (mut s, config) = (session(), LinkConfig::default());
+        s.push(frame(Lane::Data, 1), &config, Time::ZERO).unwrap();
+        assert_eq!(s.acknowledge([0, 1, 0], Time::ZERO), Err(Impossible), "not written yet");
+        assert_eq!(s.next_frame().map(|(n, _)| n), Some(1));
+        assert_eq!(s.acknowledge([0, 1, 0], Time::ZERO), Ok(true));
+        assert_eq!(s.acknowledge([0, 1, 0], Time::ZERO), Ok(false), "again: no progress, no harm");
+        assert_eq!(s.resume(RawId(2), [0, 0, 0], Time::ZERO), Err(Impossible), "it has forgotten frame 1");
+    }
+}
