@@ -18,6 +18,9 @@ pub(super) fn converge(cluster: &mut Cluster, seed: u64) -> Result<Time, Violati
             cluster.apply(Step::Start(place as Place))?;
         }
     }
+    if cluster.running().next().is_none() {
+        cluster.apply(Step::Start(0))?;
+    }
     cluster.heal()?;
     let healed = cluster.now();
     let beat = cluster.settings().heartbeat_interval;
