@@ -18,6 +18,8 @@ mod link;
 mod origin;
 mod router;
 #[cfg(test)]
+mod storm;
+#[cfg(test)]
 mod tests;
 mod window;
 
