@@ -12,7 +12,7 @@ pub(super) enum Errand {
     Own(u64),
     /// A broadcast that this node relays as router.
     Served(Peer, u64),
-    /// A frame that nobody waits for.
+    /// A frame that nobody waits for: only its number counts.
     Nobody,
 }
 
@@ -31,6 +31,8 @@ pub(super) struct Link {
     pub(super) suspect: bool,
     /// The number of the last frame that was accepted for sending.
     sent: u64,
+    /// The number of the last frame that the peer has said to have handled.
+    confirmed: u64,
     in_flight: VecDeque<(u64, Errand)>,
     /// Own broadcasts that found the queue full, in order, and whether they are targeted.
     pub(super) unsent: VecDeque<(u64, bool)>,
@@ -50,6 +52,7 @@ impl Link {
             peer,
             suspect: false,
             sent: 0,
+            confirmed: 0,
             in_flight: VecDeque::new(),
             unsent: VecDeque::new(),
             received: 0,
@@ -71,16 +74,28 @@ impl Link {
     /// The frame with the next number is accepted for sending.
     pub(super) fn sent(&mut self, errand: Errand) {
         self.sent += 1;
-        self.in_flight.push_back((self.sent, errand));
+        // kept, these would pile up for a peer that takes frames and never acknowledges
+        if errand != Errand::Nobody {
+            self.in_flight.push_back((self.sent, errand));
+        }
     }
 
-    /// The peer has handled every frame up to this one.
-    pub(super) fn progress(&mut self, hop: u64) -> Vec<Errand> {
+    /// The number of the last frame that the peer has said to have handled.
+    pub(super) fn confirmed(&self) -> u64 {
+        self.confirmed
+    }
+
+    /// The peer has handled every frame up to this one; `None` if it was never sent.
+    pub(super) fn progress(&mut self, hop: u64) -> Option<Vec<Errand>> {
+        if hop > self.sent {
+            return None;
+        }
+        self.confirmed = self.confirmed.max(hop);
         let mut done = Vec::new();
         while self.in_flight.front().is_some_and(|(number, _)| *number <= hop) {
             done.extend(self.in_flight.pop_front().map(|(_, errand)| errand));
         }
-        done
+        Some(done)
     }
 
     pub(super) fn arrive(&mut self, hop: u64) -> Arrival {

@@ -14,6 +14,8 @@
 //!
 //! Frames go out by [`Wire::try_send`] while the relay is stepped, so that their numbers are their order.
 
+#[cfg(test)]
+mod counting;
 mod link;
 mod origin;
 mod router;
@@ -366,8 +368,12 @@ impl Relay {
     /// A peer says how far it has come with our frames, and answers our broadcasts as router.
     pub fn handle_progress(&mut self, from: &Peer, progress: Progress, wire: &mut impl Wire) {
         let Some(link) = self.link_mut(from) else { return };
-        let done = link.progress(progress.hop);
-        let moved = !done.is_empty();
+        let moved = progress.hop > link.confirmed();
+        // what cannot have been handled settles nothing, or a broadcast would be closed that nobody has
+        let Some(done) = link.progress(progress.hop) else {
+            self.violations += 1;
+            return;
+        };
         for errand in done {
             self.hop_done(from, errand);
         }

@@ -352,7 +352,8 @@ impl Relay {
             if let Some(open) = self.open.get_mut(&seq) {
                 open.router = None;
                 open.reach = Reach::Flooded;
-                open.nodes = 1;
+                // it may have handled its own copy and owe only the answer
+                open.nodes = 1 + usize::from(!open.waiting.contains(router));
             }
             for peer in self.peers() {
                 self.send_or_queue(seq, &peer, false, wire);
