@@ -95,10 +95,10 @@ pub struct Config {
     /// `max_payload_len` to 4 GiB - 1 (default 64 MiB). They are kept, to be sent again after a reconnect.
     /// Choose bandwidth times the reconnect grace.
     pub max_unacknowledged: usize,
-    /// How many of one origin's latest broadcasts a receiver tells apart, 2 to 67,108,864 (default
-    /// 1,048,576); memory grows on demand. **The same on every node**: an origin keeps at most half as many
-    /// open and waits beyond, and a receiver drops what is older. Choose twice the broadcasts of a node in
-    /// the time in which a link gives up.
+    /// How far this node's broadcasts may run ahead of its oldest open one, twice over: 2 to 67,108,864
+    /// (default 1,048,576). A broadcast beyond half of it waits for room. Receivers tell as many apart as
+    /// any node may have open, whatever they set themselves; their memory grows on demand. Choose twice the
+    /// broadcasts of a node in the time in which a link gives up.
     pub dedupe_window: u64,
 }
 
@@ -131,7 +131,9 @@ const GROUP_LEN: RangeInclusive<usize> = 1..=65_535;
 const PAYLOAD_LEN: RangeInclusive<usize> = 1..=1 << 30;
 const QUEUE_FRAMES: RangeInclusive<usize> = 1..=1 << 20;
 const QUEUE_BYTES: RangeInclusive<usize> = 1..=u32::MAX as usize;
-const DEDUPE_WINDOW: RangeInclusive<u64> = 2..=1 << 26;
+/// The most that one origin may keep open twice over; receivers tell so many apart, whatever they set.
+pub(crate) const MAX_DEDUPE_WINDOW: u64 = 1 << 26;
+const DEDUPE_WINDOW: RangeInclusive<u64> = 2..=MAX_DEDUPE_WINDOW;
 
 macro_rules! setters {
     ($($field:ident: $type:ty),* $(,)?) => {

@@ -403,7 +403,14 @@ impl Driver {
                 self.node.handle_message(peer, message, &mut Out(self), self.now());
                 self.pump();
             }
-            Err(error) => self.ignore(peer, error),
+            Err(error) => {
+                if frame.lane == Lane::Data {
+                    // it has had its number: the frames behind it are not to wait for it
+                    self.node.skip_data_frame(peer);
+                    self.pump();
+                }
+                self.ignore(peer, error);
+            }
         }
     }
 

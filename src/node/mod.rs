@@ -586,6 +586,12 @@ impl<M: Clone> Node<M> {
         delivery
     }
 
+    /// A frame of the data lane that cannot be read, of a newer kind perhaps: it counts as handled.
+    pub fn skip_data_frame(&self, from: &Peer) {
+        self.relay.with(|relay| relay.skip(from));
+        self.relay_effects();
+    }
+
     /// The members here have what came as this hop.
     pub fn delivered(&self, from: &Peer, hop: u64) {
         self.relay.with(|relay| relay.delivered(from, hop));

@@ -358,6 +358,13 @@ impl Relay {
         Some(LocalDelivery { id, group, except, headers, body, targeted, hop })
     }
 
+    /// A frame that cannot be read has arrived: it has had a number, and nothing is done with it.
+    pub fn skip(&mut self, from: &Peer) {
+        let Some(link) = self.link_mut(from) else { return };
+        let hop = link.skip();
+        self.delivered(from, hop);
+    }
+
     /// This node's members have what arrived as this hop.
     pub fn delivered(&mut self, from: &Peer, hop: u64) {
         if self.link_mut(from).is_some_and(|link| link.handled(hop)) {
@@ -428,7 +435,7 @@ impl Relay {
             oldest.and_then(|origin| self.windows.remove(&origin));
         }
         let window = self.windows.entry(cast.id.origin.clone()).or_insert_with(|| Window::new(now));
-        match window.note(cast.id.seq, cast.floor, self.window, now) {
+        match window.note(cast.id.seq, cast.floor, crate::config::MAX_DEDUPE_WINDOW, now) {
             Seen::New => true,
             Seen::Duplicate => false,
             Seen::OutOfRange => {

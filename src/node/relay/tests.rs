@@ -76,3 +76,16 @@ fn progress_beyond_what_was_sent_and_answers_to_nothing_are_ignored() {
     relay.check_invariants().unwrap();
     assert_eq!(relay.footprint(), 0);
 }
+
+#[test]
+fn an_unreadable_frame_counts_as_handled_and_holds_nothing_back() {
+    let mut relay = Relay::new(peer("a"), &Settings::from(&Config::default()));
+    let world = Lost(peer("a"));
+    relay.handle_peer_up(&peer("b"), &mut Nowhere);
+    relay.skip(&peer("b"));
+    assert_eq!(relay.poll_progress(&peer("b")).map(|p| p.hop), Some(1));
+    let delivery =
+        relay.handle_data(&peer("b"), deliver(2, 1, "b"), Bytes::new(), &world, &mut Nowhere, Time::ZERO);
+    assert_eq!(delivery.map(|delivery| delivery.hop), Some(2));
+    assert_eq!(relay.violations(), 0);
+}
