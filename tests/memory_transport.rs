@@ -23,7 +23,7 @@ impl Memory {
     fn patient() -> Network {
         let patience = Duration::from_secs(60);
         let link = LinkConfig {
-            ping_interval: Duration::from_secs(20),
+            ping_interval: None,
             ping_timeout: patience,
             stall_timeout: patience,
             ..LinkConfig::default()
@@ -44,7 +44,7 @@ impl Harness for Memory {
         panic!("every rule applies here, but {rule} was skipped: {why}");
     }
     async fn blip(&self, a: &str, b: &str) -> Result<(), Unsupported> {
-        self.0.break_link(a, b);
+        self.0.blip(a, b);
         Ok(())
     }
     async fn cut(&self, a: &str, b: &str) -> Result<(), Unsupported> {

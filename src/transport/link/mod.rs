@@ -88,9 +88,11 @@ pub struct RawId(pub u64);
 pub struct LinkConfig {
     /// A peer that acknowledges nothing for so long, while something is outstanding, is suspect (500 ms).
     pub suspect_after: Duration,
-    /// A peer that has said nothing for so long is pinged (1 s).
-    pub ping_interval: Duration,
-    /// A peer that has said nothing for so long is down (3 s). Choose it above `ping_interval`.
+    /// A peer that has said nothing for so long is pinged (1 s); `None`: only one that owes an answer, for
+    /// networks where a connection that breaks is always reported.
+    pub ping_interval: Option<Duration>,
+    /// A peer that has said nothing for so long (without `ping_interval`: although it owed an answer) is down
+    /// (3 s). Choose it above `ping_interval`.
     pub ping_timeout: Duration,
     /// How long a session waits for a new connection (2 s).
     pub reconnect_grace: Duration,
@@ -99,10 +101,10 @@ pub struct LinkConfig {
     /// A connection whose handshake takes longer is closed (3 s).
     pub handshake_timeout: Duration,
     /// How many frames of one lane may wait for one peer or for its acknowledgement (8192).
-    pub max_frames_per_lane: usize,
+    pub queue_frames: usize,
     /// How many bytes of data and bulk may do so for one peer, and of control (64 MiB each). A lane that holds
     /// nothing takes one frame of any size.
-    pub max_bytes: usize,
+    pub queue_bytes: usize,
     /// The longest frame, head and body, in bytes (1 GiB and 1 MiB: the longest payload that a scope allows).
     pub max_frame: usize,
 }
@@ -111,13 +113,13 @@ impl Default for LinkConfig {
     fn default() -> Self {
         Self {
             suspect_after: Duration::from_millis(500),
-            ping_interval: Duration::from_secs(1),
+            ping_interval: Some(Duration::from_secs(1)),
             ping_timeout: Duration::from_secs(3),
             reconnect_grace: Duration::from_secs(2),
             stall_timeout: Duration::from_secs(10),
             handshake_timeout: Duration::from_secs(3),
-            max_frames_per_lane: 8192,
-            max_bytes: 64 << 20,
+            queue_frames: 8192,
+            queue_bytes: 64 << 20,
             max_frame: (1 << 30) + (1 << 20),
         }
     }
@@ -126,14 +128,14 @@ impl Default for LinkConfig {
 impl LinkConfig {
     /// No wait of nothing: a timer that is due when it is set would be due for ever.
     fn bounded(mut self) -> Self {
-        for wait in [
+        let waits = [
             &mut self.suspect_after,
-            &mut self.ping_interval,
             &mut self.ping_timeout,
             &mut self.reconnect_grace,
             &mut self.stall_timeout,
             &mut self.handshake_timeout,
-        ] {
+        ];
+        for wait in waits.into_iter().chain(&mut self.ping_interval) {
             *wait = (*wait).clamp(Duration::from_millis(1), Duration::from_secs(365 * 86_400));
         }
         self
@@ -1073,7 +1075,7 @@ impl Links {
 /// Sets the session's timer, if it is not set for an earlier moment already: a timer that comes too early finds
 /// nothing due and is set again, which is cheaper than moving it with every packet.
 fn arm(timers: &mut BTreeSet<(Time, Timer)>, config: &LinkConfig, session: &mut Session) {
-    let deadline = session.deadline(config);
+    let Some(deadline) = session.deadline(config) else { return };
     if session.armed.is_some_and(|armed| armed <= deadline) {
         return;
     }
@@ -1210,9 +1212,12 @@ impl Links {
         }
         for (node, session) in &self.sessions {
             assert_eq!(session.peer.node, *node);
-            let armed = session.armed.expect("a session has a timer");
-            assert!(self.timers.contains(&(armed, Timer::Session(node.clone()))));
-            assert!(armed <= session.deadline(&self.config), "a timer must not be late");
+            if let Some(armed) = session.armed {
+                assert!(self.timers.contains(&(armed, Timer::Session(node.clone()))));
+            }
+            if let Some(deadline) = session.deadline(&self.config) {
+                assert!(session.armed.is_some_and(|armed| armed <= deadline), "a timer must not be late");
+            }
             let Some(raw) = session.raw else {
                 assert!(session.suspect, "no connection, but not suspect");
                 continue;

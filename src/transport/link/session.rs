@@ -2,7 +2,6 @@
 //! happen if nothing does. Knows no connection's handshake.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use super::packet::PerLane;
 use super::{DownReason, LinkConfig, RawId, Time};
@@ -109,8 +108,8 @@ impl Session {
             Lane::Data | Lane::Bulk => self.out[1].bytes + self.out[2].bytes,
         };
         let lane = &mut self.out[frame.lane.index()];
-        let too_many = lane.frames.len() >= config.max_frames_per_lane;
-        let too_large = others > 0 && others.saturating_add(frame.len()) > config.max_bytes;
+        let too_many = lane.frames.len() >= config.queue_frames;
+        let too_large = others > 0 && others.saturating_add(frame.len()) > config.queue_bytes;
         // a lane that holds nothing always takes one frame, or a large one could never be sent
         if too_many || (too_large && !lane.frames.is_empty()) {
             self.wants_room = true;
@@ -203,55 +202,66 @@ impl Session {
         self.last_ping_at = now;
     }
 
-    /// When [`Session::due`] has to be asked next.
-    pub(crate) fn deadline(&self, config: &LinkConfig) -> Time {
+    /// Since when an answer is due; `None` if the peer may be silent. Where idle links are pinged it never may.
+    fn silent_since(&self, config: &LinkConfig) -> Option<Time> {
+        if config.ping_interval.is_some() {
+            return Some(self.heard_at);
+        }
+        let stuck = self.outstanding().then_some(self.progress_at);
+        let due = [self.ping_at, stuck].into_iter().flatten().min()?;
+        Some(due.max(self.heard_at))
+    }
+
+    /// When the next ping is due: the peer was not heard for long, or talks but acknowledges nothing and has to
+    /// be told what it should have (a ping may have been lost as well).
+    fn next_ping(&self, config: &LinkConfig) -> Option<Time> {
+        let reminder = config.ping_interval.unwrap_or(config.suspect_after);
+        let remind = (self.suspect && self.outstanding()).then_some(self.last_ping_at + reminder);
+        let idle = config.ping_interval.filter(|_| self.ping_at.is_none()).map(|wait| self.heard_at + wait);
+        [remind, idle].into_iter().flatten().min()
+    }
+
+    /// When the peer becomes suspect if nothing comes.
+    fn suspicion(&self, config: &LinkConfig) -> Option<Time> {
+        let stuck = self.outstanding().then_some(self.progress_at);
+        let since = [self.ping_at, stuck].into_iter().flatten().min().filter(|_| !self.suspect)?;
+        Some(since + config.suspect_after)
+    }
+
+    fn stall(&self, config: &LinkConfig) -> Option<Time> {
+        self.outstanding().then_some(self.progress_at + config.stall_timeout)
+    }
+
+    /// When [`Session::due`] has to be asked next, if at all.
+    pub(crate) fn deadline(&self, config: &LinkConfig) -> Option<Time> {
         if let Some(at) = self.detached_at {
-            return at + config.reconnect_grace;
+            return Some(at + config.reconnect_grace);
         }
-        let mut deadline = self.heard_at + config.ping_timeout;
-        let mut not_after = |at: Time, wait: Duration| deadline = deadline.min(at + wait);
-        match self.ping_at {
-            None => not_after(self.heard_at, config.ping_interval),
-            Some(at) if !self.suspect => not_after(at, config.suspect_after),
-            Some(_) => {}
-        }
-        if self.outstanding() {
-            not_after(self.progress_at, config.stall_timeout);
-            if self.suspect {
-                not_after(self.last_ping_at, config.ping_interval);
-            } else {
-                not_after(self.progress_at, config.suspect_after);
-            }
-        }
-        deadline
+        let silence = self.silent_since(config).map(|at| at + config.ping_timeout);
+        [silence, self.next_ping(config), self.suspicion(config), self.stall(config)]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// What time has made necessary.
     pub(crate) fn due(&self, config: &LinkConfig, now: Time) -> Due {
+        let over = |at: Option<Time>| at.is_some_and(|at| now >= at);
         if let Some(at) = self.detached_at {
-            return if now >= at + config.reconnect_grace {
-                Due::Down(DownReason::NoConnection)
-            } else {
-                Due::Nothing
-            };
+            let over = now >= at + config.reconnect_grace;
+            return if over { Due::Down(DownReason::NoConnection) } else { Due::Nothing };
         }
-        if now >= self.heard_at + config.ping_timeout {
-            return Due::Down(DownReason::Silent);
+        if over(self.silent_since(config).map(|at| at + config.ping_timeout)) {
+            Due::Down(DownReason::Silent)
+        } else if over(self.stall(config)) {
+            Due::Down(DownReason::Stalled)
+        } else if over(self.suspicion(config)) {
+            Due::Suspect
+        } else if over(self.next_ping(config)) {
+            Due::Ping
+        } else {
+            Due::Nothing
         }
-        if self.outstanding() && now >= self.progress_at + config.stall_timeout {
-            return Due::Down(DownReason::Stalled);
-        }
-        let no_progress = self.outstanding() && now >= self.progress_at + config.suspect_after;
-        let no_answer = self.ping_at.is_some_and(|at| now >= at + config.suspect_after);
-        if !self.suspect && (no_progress || no_answer) {
-            return Due::Suspect;
-        }
-        // a peer that talks but acknowledges nothing is told what it should have: a ping may have been lost as well
-        let remind = self.suspect && self.outstanding() && now >= self.last_ping_at + config.ping_interval;
-        if remind || (self.ping_at.is_none() && now >= self.heard_at + config.ping_interval) {
-            return Due::Ping;
-        }
-        Due::Nothing
     }
 }
 
@@ -287,7 +297,7 @@ mod tests {
     #[test]
     fn full_of_frames_and_full_of_bytes() {
         let mut s = session();
-        let config = LinkConfig { max_frames_per_lane: 2, max_bytes: 100, ..LinkConfig::default() };
+        let config = LinkConfig { queue_frames: 2, queue_bytes: 100, ..LinkConfig::default() };
         s.push(frame(Lane::Data, 500), &config, Time::ZERO).expect("an empty lane takes one of any size");
         assert!(s.push(frame(Lane::Data, 1), &config, Time::ZERO).is_err(), "no bytes left");
         s.push(frame(Lane::Bulk, 1), &config, Time::ZERO).expect("an empty lane");

@@ -624,7 +624,6 @@ fn hazard_22_mutated_packets() {
         }
         w.cut(raw, [true, true]);
         w.pass(Duration::from_secs(20));
-        let me = [w.ends[0].me().clone(), w.ends[1].me().clone()];
         for end in [0, 1] {
             for other in w.ends[end].peers().cloned().collect::<Vec<_>>() {
                 w.ends[end].disconnect(&other, w.now);
@@ -636,10 +635,7 @@ fn hazard_22_mutated_packets() {
         let fresh: Vec<Links> =
             later.iter().map(|p| Links::new(p.clone(), terms(), LinkConfig::default())).collect();
         w.ends.extend(fresh);
-        drop(me);
-        for list in [&mut w.told] {
-            list.resize(4, Vec::new());
-        }
+        w.told.resize(4, Vec::new());
         w.refused.resize(4, Vec::new());
         w.superseded.resize(4, None);
         w.reports.resize(4, Vec::new());

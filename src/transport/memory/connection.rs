@@ -88,6 +88,12 @@ impl End {
         self.epoch + at
     }
 
+    /// Asks the task to shut down.
+    pub(super) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.wake.notify_one();
+    }
+
     pub(super) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }

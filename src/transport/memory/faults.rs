@@ -1,5 +1,6 @@
 //! What can go wrong between two nodes, as stackable rules.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -46,6 +47,8 @@ struct Rule {
 #[derive(Debug)]
 pub(super) struct Faults {
     rules: Vec<Rule>,
+    /// The rules that `set_delay` has made.
+    delays: BTreeMap<(NodeId, NodeId), RuleId>,
     last: u64,
     chance: u64,
 }
@@ -59,7 +62,7 @@ pub(super) struct Fate {
 
 impl Faults {
     pub(super) fn new(seed: u64) -> Self {
-        Self { rules: Vec::new(), last: 0, chance: seed }
+        Self { rules: Vec::new(), delays: BTreeMap::new(), last: 0, chance: seed }
     }
 
     pub(super) fn add(&mut self, from: Option<NodeId>, to: Option<NodeId>, fault: Fault) -> RuleId {
@@ -67,6 +70,16 @@ impl Faults {
         let id = RuleId(self.last);
         self.rules.push(Rule { id, from, to, fault });
         id
+    }
+
+    pub(super) fn set_delay(&mut self, from: NodeId, to: NodeId, range: Range<Duration>) {
+        if let Some(old) = self.delays.remove(&(from.clone(), to.clone())) {
+            self.remove(old);
+        }
+        if !range.is_empty() {
+            let id = self.add(Some(from.clone()), Some(to.clone()), Fault::Delay(range));
+            self.delays.insert((from, to), id);
+        }
     }
 
     pub(super) fn remove(&mut self, id: RuleId) {

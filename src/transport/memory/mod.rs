@@ -25,8 +25,10 @@ mod seat;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -48,7 +50,7 @@ pub use faults::{Fault, RuleId};
 pub struct Network(Arc<Shared>);
 
 /// Makes a [`Network`] that differs from the default.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct NetworkBuilder {
     link: LinkConfig,
     seed: u64,
@@ -111,15 +113,16 @@ impl Network {
         Self::builder().seed(seed).build()
     }
 
-    /// Sets more than [`Network::new`] does.
+    /// Sets more than [`Network::new`] does. A connection that breaks is always reported here, so idle links are
+    /// not pinged unless [`NetworkBuilder::link`] says so.
     pub fn builder() -> NetworkBuilder {
-        NetworkBuilder::default()
+        NetworkBuilder { link: LinkConfig { ping_interval: None, ..LinkConfig::default() }, seed: 1 }
     }
 
     /// A transport for the node of this name. A name that is no [`NodeId`] is an error when it starts.
     pub fn node(&self, name: impl AsRef<str>) -> MemoryTransport {
         let node = NodeId::new(name.as_ref());
-        MemoryTransport { network: self.clone(), node, running: Arc::default() }
+        MemoryTransport(Arc::new(Inner { network: self.clone(), node, running: Mutex::new(None) }))
     }
 
     /// The nodes that run now.
@@ -133,16 +136,18 @@ impl Network {
         let stats = end.links.lock().stats();
         Some(stats)
     }
-
-    /// The incarnation of the next start is at least this, or whatever must follow the last one.
-    pub fn next_incarnation(&self, at_least: u64) {
-        let mut state = self.0.state.lock();
-        state.last_incarnation = state.last_incarnation.max(at_least.saturating_sub(1));
-    }
 }
 
 // Faults.
 impl Network {
+    /// Everything from one node to another takes this long, drawn by the seed, and stays in order. Replaces the
+    /// last delay of this direction; an empty range takes it away. For more, see [`Network::rule`].
+    pub fn delay(&self, from: &str, to: &str, range: Range<Duration>) {
+        let (Ok(from), Ok(to)) = (NodeId::new(from), NodeId::new(to)) else { return };
+        self.0.faulty.store(true, Ordering::Release);
+        self.0.faults.lock().set_delay(from, to, range);
+    }
+
     /// Adds a rule for what `from` sends to `to`; `"*"` is everybody. Rules of one direction add up.
     pub fn rule(&self, from: &str, to: &str, fault: Fault) -> RuleId {
         let name = |name: &str| if name == "*" { None } else { NodeId::new(name).ok() };
@@ -193,7 +198,7 @@ impl Network {
     }
 
     /// Breaks the connection of two nodes once; they connect again at once.
-    pub fn break_link(&self, a: &str, b: &str) {
+    pub fn blip(&self, a: &str, b: &str) {
         let (Ok(a), Ok(b)) = (NodeId::new(a), NodeId::new(b)) else { return };
         let mut state = self.0.state.lock();
         if let Some(connection) = state.connections.remove(&pair(&a, &b)) {
@@ -295,7 +300,10 @@ impl Shared {
         if let Some(live) = state.nodes.get(node) {
             return Err(TransportError::Superseded { node: node.clone(), live: live.peer.incarnation });
         }
-        state.last_incarnation += 1;
+        let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+        // above every earlier life on this network, also when the clock went back
+        state.last_incarnation =
+            u64::try_from(clock).unwrap_or(u64::MAX).max(state.last_incarnation.saturating_add(1));
         let incarnation = Incarnation::new(state.last_incarnation).unwrap_or(Incarnation::MIN);
         let peer = Peer::new(node.clone(), incarnation);
         let mut links = Links::new(peer.clone(), inbound.terms().clone(), self.config.clone());
@@ -420,16 +428,28 @@ impl Shared {
 ///
 /// A second start while it runs is [`TransportError::AlreadyStarted`]; a start while another transport runs under
 /// the same name is [`TransportError::Superseded`].
-#[derive(Clone, Debug)]
-pub struct MemoryTransport {
+///
+/// When the last clone is dropped the node leaves the network by itself.
+#[derive(Clone)]
+pub struct MemoryTransport(Arc<Inner>);
+
+struct Inner {
     network: Network,
     node: Result<NodeId, NameError>,
-    running: Arc<Mutex<Option<Arc<End>>>>,
+    running: Mutex<Option<Arc<End>>>,
 }
 
-impl fmt::Debug for End {
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(end) = self.running.get_mut() {
+            end.stop();
+        }
+    }
+}
+
+impl fmt::Debug for MemoryTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("End").field("peer", &self.peer).field("gone", &self.is_gone()).finish_non_exhaustive()
+        f.debug_struct("MemoryTransport").field("node", self.node()).finish_non_exhaustive()
     }
 }
 
@@ -449,7 +469,7 @@ impl Transport for MemoryTransport {
     /// The name; `"?"` if the given one is none.
     fn node(&self) -> &NodeId {
         static NOBODY: std::sync::OnceLock<NodeId> = std::sync::OnceLock::new();
-        match &self.node {
+        match &self.0.node {
             Ok(node) => node,
             Err(_) => NOBODY.get_or_init(NodeId::unnamed),
         }
@@ -458,12 +478,12 @@ impl Transport for MemoryTransport {
     /// Returns when every node that runs has been linked, or has been tried for `suspect_after`.
     async fn start(&self, inbound: Inbound) -> Result<Peer, TransportError> {
         let failed = |reason: String| TransportError::Failed { reason };
-        let node = self.node.clone().map_err(|error| failed(error.to_string()))?;
+        let node = self.0.node.clone().map_err(|error| failed(error.to_string()))?;
         let runtime = tokio::runtime::Handle::try_current().map_err(|error| failed(error.to_string()))?;
-        let shared = &self.network.0;
+        let shared = &self.0.network.0;
         let (settle, mut settled) = watch::channel(false);
         let end = {
-            let mut running = self.running.lock();
+            let mut running = self.0.running.lock();
             if running.as_ref().is_some_and(|end| !end.is_gone()) {
                 return Err(TransportError::AlreadyStarted { node });
             }
@@ -509,15 +529,14 @@ impl Transport for MemoryTransport {
     }
 
     async fn shutdown(&self) {
-        let end = self.running.lock().clone();
+        let end = self.0.running.lock().clone();
         let Some(end) = end else { return };
-        end.stopping.store(true, Ordering::Release);
-        end.wake.notify_one();
+        end.stop();
         // the sender is dropped when the task has ended
         let mut ended = end.settled.clone();
         while ended.changed().await.is_ok() {}
-        self.network.0.remove(&end);
-        let mut running = self.running.lock();
+        self.0.network.0.remove(&end);
+        let mut running = self.0.running.lock();
         if running.as_ref().is_some_and(|there| Arc::ptr_eq(there, &end)) {
             *running = None;
         }
@@ -527,6 +546,6 @@ impl Transport for MemoryTransport {
 impl MemoryTransport {
     /// The life that is on the network.
     fn end(&self) -> Option<Arc<End>> {
-        self.running.lock().as_ref().filter(|end| !end.is_gone()).cloned()
+        self.0.running.lock().as_ref().filter(|end| !end.is_gone()).cloned()
     }
 }

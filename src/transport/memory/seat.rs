@@ -39,6 +39,13 @@ pub(super) struct Seat {
     settled: watch::Sender<bool>,
 }
 
+impl Drop for Seat {
+    /// Also when the runtime ends the task, or a report panics.
+    fn drop(&mut self) {
+        self.network.remove(&self.end);
+    }
+}
+
 impl Seat {
     pub(super) fn new(
         network: Arc<Shared>,
