@@ -696,8 +696,19 @@ impl Links {
             if let Some(current) = current
                 && (older || leader)
             {
-                self.probe(raw, current, asked);
-                return;
+                let suspect = self.sessions.get(&peer.node).is_some_and(|session| session.suspect);
+                if older || !suspect {
+                    self.probe(raw, current, asked);
+                    return;
+                }
+                // the same peer, and the old connection has been asked already: the grace is running at its end
+                let waited =
+                    self.raws.get(&raw).is_some_and(|state| matches!(state.phase, Phase::Probing { .. }));
+                self.break_raw(current);
+                if waited {
+                    // losing that one has let this one in
+                    return;
+                }
             }
             if older && settled {
                 self.retire(&peer.node);
