@@ -37,6 +37,7 @@ struct Spot {
     work: bool,
     settled: bool,
     status: Status,
+    hash: ViewHash,
     waiting: Vec<Waiting>,
     superseded: bool,
     drained: bool,
@@ -66,6 +67,10 @@ pub struct Cluster {
     receipts: BTreeMap<Ticket, CastId>,
     /// Broadcasts that were refused because a queue was full.
     refused: u64,
+    /// At which step any node's view last changed.
+    view_changed: u64,
+    /// At which step a node last had to do with a group: a join or a leave.
+    touched: BTreeMap<(usize, Life), u64>,
     /// The longest that a join waited for its answer.
     longest_join: Time,
 }
@@ -94,6 +99,7 @@ impl Cluster {
             work: false,
             settled: false,
             status: Status::Converging,
+            hash: ViewHash::UNSETTLED,
             waiting: Vec::new(),
             superseded: false,
             drained: false,
@@ -115,6 +121,8 @@ impl Cluster {
             room: usize::MAX,
             receipts: BTreeMap::new(),
             refused: 0,
+            view_changed: 0,
+            touched: BTreeMap::new(),
             longest_join: Time::ZERO,
         }
     }
@@ -662,8 +670,13 @@ impl Cluster {
             }
         }
         if changed {
-            let status = self.node(place).map(|node| node.with_published(|p| p.status));
-            self.spots[place].status = status.unwrap_or(Status::Converging);
+            let now = self.node(place).map(|node| node.with_published(|p| (p.status, p.hash)));
+            let spot = &mut self.spots[place];
+            let (status, hash) = now.unwrap_or((Status::Converging, ViewHash::UNSETTLED));
+            spot.status = status;
+            if std::mem::replace(&mut spot.hash, hash) != hash {
+                self.view_changed = self.steps;
+            }
             self.stale = true;
         }
         self.refresh_calm();
@@ -725,6 +738,7 @@ impl Cluster {
         let (life, now) = (self.life(place), self.now);
         let Some(node) = &self.spots[place].node else { return Ok(None) };
         self.steps += 1;
+        self.touched.insert((group, life), self.steps);
         let start = node.join(name, number, number, ticket, now);
         match &start {
             JoinStart::Joined => self.oracle.joined(group, Joined { at: life, number }),
@@ -753,6 +767,7 @@ impl Cluster {
     pub fn leave(&mut self, place: usize, group: usize, number: u64) -> Outcome {
         let Some(name) = self.groups.get(group).cloned() else { return Ok(()) };
         self.oracle.left(group, Joined { at: self.life(place), number });
+        self.touched.insert((group, self.life(place)), self.steps + 1);
         let now = self.now;
         let mut gone = None;
         self.input(place, |node, _| gone = node.leave(name.as_bytes(), number, now))
@@ -1245,7 +1260,8 @@ impl Cluster {
     }
 
     /// If nothing is on its way and every pair of running nodes is connected: every node is `Ready`, every held
-    /// group has its row at its router, and a router has no row of a group that its source knows nothing of.
+    /// group has its row at its router, and a router has no row, younger than the view, of a group that its
+    /// source knows nothing of.
     /// Unlike [`Cluster::check_tables`] this leaves no time for repairs.
     ///
     /// # Errors
@@ -1284,7 +1300,15 @@ impl Cluster {
         if let Some((group, source, _)) = claims.iter().find(|(g, s, needed)| *needed && !row(g, s)) {
             return Err(Violation::new("P5", format!("quiet, but no row says that {source} holds {group}")));
         }
-        let known = |group: &Group, source: &Peer| claims.iter().any(|(g, s, _)| g == group && s == source);
+        // a row that is older than the view may have been left behind when the group's router went there and
+        // back: that is the sweep's and the digests' to mend
+        let known = |group: &Group, source: &Peer| {
+            let place = self.names.get(&source.node).copied().unwrap_or(usize::MAX);
+            let index = self.group_index.get(group).copied().unwrap_or(usize::MAX);
+            let life = Life { place, life: source.incarnation.get() };
+            let touched = self.touched.get(&(index, life)).copied().unwrap_or(0);
+            touched <= self.view_changed || claims.iter().any(|(g, s, _)| g == group && s == source)
+        };
         if let Some((group, source)) = rows.iter().find(|(g, s)| !known(g, s)) {
             return Err(Violation::new("P5", format!("quiet, but a row says that {source} holds {group}")));
         }

@@ -4,7 +4,7 @@ use super::{Cluster, Failure, Options, Setup, Step, caught, converge};
 use crate::testing::oracle::Violation;
 
 /// How many schedules are tried.
-const TRIES: usize = 1500;
+const TRIES: usize = 5_000;
 
 pub(super) fn failure(
     options: &Options,
