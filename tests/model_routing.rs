@@ -834,3 +834,64 @@ fn three_nodes_the_router_falls_silent() {
     let cluster = Cluster { prompt: false, ..Cluster::new(3, 3, &[&[0, 1, 2]], budget) };
     holds("three nodes, a suspect", cluster);
 }
+
+#[test]
+fn two_nodes_and_a_restart_under_the_same_name() {
+    let budget = Budget { cuts: 0, restarts: 1, connects: 1, ..A_CUT };
+    holds("two nodes, a restart", Cluster::new(2, 2, &[&[1, 0]], budget));
+}
+
+#[test]
+fn two_nodes_with_gathers_cut_short() {
+    let cluster = Cluster { slow: true, ..Cluster::new(2, 2, &[&[1, 0]], Budget { connects: 2, ..A_CUT }) };
+    holds("two nodes, gathers as steps", cluster);
+}
+
+#[test]
+fn three_nodes_and_two_groups_lose_a_link() {
+    let cluster = Cluster::new(3, 3, &[&[0, 1, 2], &[1, 2, 0]], Budget { connects: 0, ..A_CUT });
+    holds("three nodes, two groups, a cut", cluster);
+}
+
+#[test]
+fn a_claim_that_times_out_lands_later() {
+    let budget = Budget { cuts: 0, connects: 0, joins: 2, leaves: 1, timeouts: 2, ..A_CUT };
+    holds("two nodes, claims that land late", Cluster::new(2, 2, &[&[1, 0]], budget));
+}
+
+#[test]
+fn three_nodes_and_a_round_that_is_cancelled() {
+    let budget = Budget { joins: 0, casts: 0, connects: 1, ..A_CUT };
+    holds_large("three nodes, one comes and goes", Cluster::new(3, 2, &[&[2, 0, 1]], budget));
+}
+
+/// Larger ones, for `MODEL_DEPTH` seconds each.
+#[test]
+fn larger_clusters_for_as_long_as_asked() {
+    let Some(seconds) = std::env::var("MODEL_DEPTH").ok().and_then(|depth| depth.parse().ok()) else {
+        println!("skipped: MODEL_DEPTH=n looks at the larger clusters for n seconds each");
+        return;
+    };
+    let limit = Some(Duration::from_secs(seconds));
+    let configurations = [
+        ("three nodes, a cut and a new link", Cluster::new(3, 3, &[&[0, 1, 2]], A_CUT)),
+        (
+            "three nodes, two groups, one arrives",
+            Cluster::new(3, 2, &[&[2, 0, 1], &[0, 1, 2]], Budget { cuts: 0, connects: 2, ..A_CUT }),
+        ),
+        (
+            "three nodes, a restart",
+            Cluster::new(3, 3, &[&[2, 1, 0]], Budget { cuts: 0, restarts: 1, connects: 2, ..A_CUT }),
+        ),
+        ("four nodes, a cut", Cluster::new(4, 4, &[&[3, 2, 1, 0]], Budget { connects: 0, ..A_CUT })),
+        (
+            "three nodes, a drain and a cut",
+            Cluster::new(3, 3, &[&[0, 1, 2]], Budget { connects: 0, drains: 1, ..A_CUT }),
+        ),
+    ];
+    for (what, cluster) in configurations {
+        if let Err(broken) = check(what, cluster, limit) {
+            panic!("{broken}");
+        }
+    }
+}
