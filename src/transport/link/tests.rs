@@ -248,6 +248,9 @@ fn nobody_writes_before_both_have_returned_from_peer_up() {
     for _ in 0..50 {
         for side in [0, 1] {
             w.send(side, 1 - side, Lane::Control, 1);
+            let written =
+                w.connections[&raw].ways.iter().flat_map(|way| &way.packets).any(|p| p.lane().is_some());
+            assert!(!written || w.told.iter().all(|told| !told.is_empty()), "written before both were told");
             w.carry(raw, side);
         }
     }
@@ -259,6 +262,23 @@ fn nobody_writes_before_both_have_returned_from_peer_up() {
     let up = |end: usize| w.reports[end].iter().find(|(_, t)| matches!(t, Told::Up(_))).unwrap().0;
     let frame = |end: usize| w.reports[end].iter().find(|(_, t)| matches!(t, Told::Frame(..))).unwrap().0;
     assert!(up(0).max(up(1)) < frame(0).min(frame(1)));
+}
+
+#[test]
+fn a_frame_that_comes_twice_is_given_once() {
+    let mut w = World::new(&[peer("a", 1), peer("b", 2)]);
+    let raw = w.open(0, 1);
+    w.settle();
+    for value in 0..5 {
+        w.send(0, 1, Lane::Data, value);
+        let way = &mut w.connections.get_mut(&raw).unwrap().ways[0].packets;
+        let again: Vec<Packet> = way.iter().cloned().collect();
+        way.extend(again);
+    }
+    w.settle();
+    assert_eq!(w.frames(1), [0, 1, 2, 3, 4]);
+    assert!(w.ends[1].stats().duplicates >= 5);
+    assert_eq!(w.ends[0].queued(&peer("b", 2)), 0);
 }
 
 #[test]
