@@ -194,7 +194,8 @@ impl<T: Transport + ?Sized> Transport for Arc<T> {
     }
 }
 
-/// What a transport tells the router. None of it waits, and none of it calls the transport back.
+/// What a transport tells the router. None of it waits. It may hand the transport frames by
+/// [`Transport::try_send`], so a transport must hold no lock that `try_send` needs while it reports.
 pub trait Receiver: Send + Sync + 'static {
     /// A link to this peer exists. Returns before either side sends on it.
     fn peer_up(&self, peer: Peer);
