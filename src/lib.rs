@@ -42,6 +42,7 @@
 //! * [`transport`] moves frames: [`transport::memory`] inside one process, or one of your own.
 //! * [`node`] decides: sans-IO, so that what is checked is what ships.
 //! * [`Ring`], [`View`] and [`ViewHash`] are the pure parts.
+//! * [`guide`] explains the protocol, with what is promised and which test watches over it, and simulation.
 //!
 //! What is promised: a member whose join has returned misses no broadcast that begins on a connected node while it
 //! stays, gets none twice, and in a quiet cluster gets one caller's broadcasts in order. What is not: anything
@@ -50,6 +51,7 @@
 mod config;
 mod driver;
 mod error;
+pub mod guide;
 mod muster;
 pub mod node;
 mod ring;

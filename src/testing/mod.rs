@@ -2,5 +2,6 @@
 //! cluster and its oracle.
 
 pub mod conformance;
+pub mod fuzz;
 pub mod oracle;
 pub mod sim;

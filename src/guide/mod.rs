@@ -1,0 +1,17 @@
+//! Guides: how the library works and how to use it well. Their examples are compiled and run as tests.
+//!
+//! * [`protocol`]: how a broadcast reaches every member while the cluster changes, what is promised, and which
+//!   test watches over each promise.
+#![cfg_attr(
+    feature = "testing",
+    doc = "* [`simulation`]: simulate your own server, and check your own transport."
+)]
+
+pub mod protocol {
+    #![doc = include_str!("protocol.md")]
+}
+
+#[cfg(feature = "testing")]
+pub mod simulation {
+    #![doc = include_str!("simulation.md")]
+}
