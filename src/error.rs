@@ -52,7 +52,9 @@ impl StartError {
         match self {
             StartError::Transport(error) => match error {
                 TransportError::Failed { .. } => true,
-                TransportError::AlreadyStarted { .. } | TransportError::Superseded { .. } => false,
+                TransportError::AlreadyStarted { .. }
+                | TransportError::Superseded { .. }
+                | TransportError::Name(_) => false,
             },
             StartError::Config(_)
             | StartError::ScopeLength { .. }
@@ -109,21 +111,13 @@ pub enum JoinError {
         /// This node.
         here: Peer,
     },
-    /// Too many requests are under way.
-    #[error("no join of group {group}: too many requests are under way; join again later")]
-    Busy {
-        /// The group.
-        group: Group,
-    },
 }
 
 impl JoinError {
     /// Whether the same join may succeed later.
     pub fn is_retryable(&self) -> bool {
         match self {
-            JoinError::RouterUnreachable { .. } | JoinError::NotSettled { .. } | JoinError::Busy { .. } => {
-                true
-            }
+            JoinError::RouterUnreachable { .. } | JoinError::NotSettled { .. } => true,
             JoinError::Draining
             | JoinError::Stopped
             | JoinError::Superseded { .. }
@@ -359,7 +353,6 @@ mod tests {
 
     #[test]
     fn only_what_may_pass_by_itself_is_retryable() {
-        assert!(JoinError::Busy { group: Group::from("g") }.is_retryable());
         assert!(!JoinError::Draining.is_retryable());
         assert!(!JoinError::Stopped.is_retryable());
         assert!(BroadcastError::NoSuchNode { node: node() }.is_retryable());

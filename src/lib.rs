@@ -80,3 +80,8 @@ pub use types::{
     BroadcastId, Group, Incarnation, MAX_NODE_ID_LEN, MemberId, NameError, NodeId, Peer, Version,
 };
 pub use view::{Standing, View, ViewHash};
+
+/// The README's example compiles and runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -93,6 +93,12 @@ struct Broadcast {
     /// Who must get it, for as long as nothing excuses it.
     must: BTreeSet<Peer>,
     got: BTreeMap<Peer, u8>,
+    /// It began in a `Ready` cluster and nothing has changed since: the payload goes to holders only.
+    precise: bool,
+    /// Who held the group when it began, in whatever state.
+    held: BTreeSet<Peer>,
+    /// How often the payload came to each node.
+    frames: BTreeMap<Peer, u8>,
     settled: bool,
 }
 
@@ -318,6 +324,7 @@ impl Cluster {
                 self.at(s, i, |node, out, now| node.handle_message(from, message, out, now));
             }
             Packet::Data(message) => {
+                self.check_precision(s, to, &message);
                 let delivery = self
                     .at(s, i, |node, out, now| node.handle_data_frame(from, message, Bytes::new(), out, now));
                 let Some(Some(delivery)) = delivery else { return };
@@ -340,6 +347,31 @@ impl Cluster {
                 });
             }
         }
+    }
+
+    /// P4: at most once to the router and once to each holder, to nobody else.
+    fn check_precision(&self, s: &mut State, to: &Peer, message: &DataMessage) {
+        let (DataMessage::Route { cast, .. } | DataMessage::Deliver { cast, .. }) = message;
+        let ticket = self.ticket_of(s, &cast.id.origin, cast.id.seq);
+        let holder = s.hosts[index(to)].node.as_ref().is_some_and(|node| {
+            node.claims().iter().any(|(group, ..)| *group == cast.group)
+                || node.with_published(|p| *p.router(cast.group.as_bytes()) == *to)
+        });
+        let Some(cast) = s.casts.get_mut(&ticket).filter(|cast| cast.precise) else { return };
+        let holder = holder || cast.held.contains(to);
+        let times = cast.frames.entry(to.clone()).or_default();
+        *times += 1;
+        if *times > 1 || !holder {
+            s.broken.get_or_insert(format!(
+                "P4: broadcast {ticket} came to {to}, time {times}, holder: {holder}"
+            ));
+        }
+    }
+
+    fn all_ready(&self, s: &State) -> bool {
+        let hashes: BTreeSet<_> = s.hosts.iter().flat_map(|h| &h.node).map(|n| n.published().hash).collect();
+        let ready = s.hosts.iter().flat_map(|h| &h.node).all(|n| n.published().status == Status::Ready);
+        ready && hashes.len() == 1 && s.half.is_empty() && self.meshed(s)
     }
 
     /// Tickets are given in the order of an origin's broadcasts, so the id names the ticket.
@@ -598,6 +630,11 @@ impl Model for Cluster {
 
     fn next_state(&self, last: &State, act: Act) -> Option<State> {
         let mut s = last.clone();
+        let changes =
+            !matches!(act, Act::Deliver(..) | Act::Join(..) | Act::Tick(_) | Act::Work(_) | Act::Cast(..));
+        if changes {
+            s.casts.values_mut().for_each(|cast| cast.precise = false);
+        }
         match act {
             Act::Deliver(from, to, lane) => self.deliver(&mut s, &from, &to, lane),
             Act::HalfUp(i, j) => {
@@ -699,9 +736,16 @@ impl Model for Cluster {
                 s.ticket += 1;
                 let ticket = s.ticket;
                 let must = self.must(&s, i, g);
+                let precise = self.all_ready(&s);
+                let claimed = |host: &&Host| {
+                    host.node.iter().any(|n| n.claims().iter().any(|(group, ..)| *group == self.groups[g]))
+                };
+                let held: BTreeSet<Peer> =
+                    s.hosts.iter().filter(claimed).flat_map(|h| &h.node).map(|n| n.me().clone()).collect();
+                let (got, frames) = (BTreeMap::new(), BTreeMap::new());
                 s.casts.insert(
                     ticket,
-                    Broadcast { origin: i, group: g, must, got: BTreeMap::new(), settled: false },
+                    Broadcast { origin: i, group: g, must, got, precise, held, frames, settled: false },
                 );
                 let cast = NewCast {
                     group: self.groups[g].clone(),
@@ -863,6 +907,18 @@ fn a_claim_that_times_out_lands_later() {
 fn three_nodes_and_a_round_that_is_cancelled() {
     let budget = Budget { joins: 0, casts: 0, connects: 1, ..A_CUT };
     holds_large("three nodes, one comes and goes", Cluster::new(3, 2, &[&[2, 0, 1]], budget));
+}
+
+#[test]
+fn four_nodes_and_a_router_that_falls_silent() {
+    let budget = Budget { cuts: 0, connects: 0, suspects: 1, ..A_CUT };
+    holds("four nodes, a suspect", Cluster::new(4, 4, &[&[3, 2, 1, 0]], budget));
+}
+
+#[test]
+fn three_nodes_talk_while_members_come_and_go() {
+    let budget = Budget { cuts: 0, connects: 0, joins: 2, leaves: 1, casts: 2, ..A_CUT };
+    holds_large("three nodes, members come and go", Cluster::new(3, 3, &[&[0, 1, 2], &[1, 2, 0]], budget));
 }
 
 /// Larger ones, for `MODEL_DEPTH` seconds each.

@@ -89,7 +89,9 @@ pub enum Decision {
     Unknown,
 }
 
-/// Every node that had to hear a broadcast has it (with [`Delivery::Acknowledged`]).
+/// Every node that had to hear a broadcast has it (with [`Delivery::Acknowledged`]), but for *suspect* ones,
+/// whose links make no progress at the moment: theirs is kept for them, and they get it when the link
+/// resumes. If it is given up instead, they have lost the link to the origin and may not get it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[non_exhaustive]
 pub struct Receipt {
@@ -153,7 +155,7 @@ fn new_cast(
 
 impl Muster {
     /// Sends `payload` to every member of `group` in the cluster, and waits until every node that holds some has
-    /// it. Waits for room where queues are full.
+    /// it (a [`Receipt`] does not wait for suspect nodes; they get it when their link resumes). Waits for room where queues are full.
     ///
     /// Cancel-safe: dropped before the broadcast has its id, nothing is sent; dropped later, the library
     /// finishes it.

@@ -119,13 +119,19 @@ pub enum TransportError {
         node: NodeId,
     },
     /// Another live node holds this name.
-    #[error("node {node} is refused: a live node of that name has the higher incarnation {live}")]
+    #[error(
+        "node {node} is refused: a live node of that name is on this network, in incarnation {live}; choose \
+         another name, stop that node, or give each scope a network of its own"
+    )]
     Superseded {
         /// The name that both claim.
         node: NodeId,
         /// The incarnation that holds it.
         live: crate::types::Incarnation,
     },
+    /// The node's name is none.
+    #[error("the transport could not start: {0}")]
+    Name(#[from] crate::types::NameError),
     /// The network said no, in its own words.
     #[error("the transport could not start: {reason}")]
     Failed {

@@ -115,7 +115,8 @@ impl Faults {
                     reorder = true;
                 }
                 Fault::Duplicate { percent } => {
-                    if lane.is_some() && splitmix(&mut self.chance) % 100 < u64::from(*percent) {
+                    if lane.is_some() && copies > 0 && splitmix(&mut self.chance) % 100 < u64::from(*percent)
+                    {
                         copies += 1;
                     }
                 }

@@ -478,7 +478,7 @@ impl Transport for MemoryTransport {
     /// Returns when every node that runs has been linked, or has been tried for `suspect_after`.
     async fn start(&self, inbound: Inbound) -> Result<Peer, TransportError> {
         let failed = |reason: String| TransportError::Failed { reason };
-        let node = self.0.node.clone().map_err(|error| failed(error.to_string()))?;
+        let node = self.0.node.clone()?;
         let runtime = tokio::runtime::Handle::try_current().map_err(|error| failed(error.to_string()))?;
         let shared = &self.0.network.0;
         let (settle, mut settled) = watch::channel(false);
