@@ -146,7 +146,7 @@ async fn names_that_are_none_and_names_that_are_taken() {
     let network = Network::new();
     for bad in [String::new(), "x".repeat(256)] {
         let refused = Node::with(network.node(bad), "s").await.err().unwrap();
-        assert!(matches!(refused, TransportError::Failed { .. }), "{refused}");
+        assert!(matches!(refused, TransportError::Name(_)), "{refused}");
     }
     let a = Node::start(&network, "a").await;
     let again = Node::with(a.transport.clone(), "s").await.err().unwrap();

@@ -397,7 +397,7 @@ fn a_broadcast_reaches_each_member_once_by_three_hops() {
 }
 
 #[test]
-fn a_broadcast_whose_router_dies_or_falls_silent_is_flooded_at_once() {
+fn hazard_27_a_broadcast_whose_router_dies_or_falls_silent_is_flooded_at_once() {
     for silent in [false, true] {
         let mut cluster = Cluster::of(&["a", "b", "c"]);
         cluster.run();
