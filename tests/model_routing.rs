@@ -798,6 +798,9 @@ fn check(what: &str, cluster: Cluster, limit: Option<Duration>) -> Result<usize,
         start.elapsed().as_secs_f64()
     );
     match checker.discovery("what the protocol promises") {
+        None if exhausted == "exhausted" && checker.discovery("a broadcast is settled").is_none() => {
+            Err(format!("{what}: no broadcast was ever settled, so nothing was checked"))
+        }
         None => Ok(checker.unique_state_count()),
         Some(path) => {
             let broken = path.last_state().broken.clone().unwrap_or_default();
@@ -919,6 +922,24 @@ fn four_nodes_and_a_router_that_falls_silent() {
 fn three_nodes_talk_while_members_come_and_go() {
     let budget = Budget { cuts: 0, connects: 0, joins: 2, leaves: 1, casts: 2, ..A_CUT };
     holds_large("three nodes, members come and go", Cluster::new(3, 3, &[&[0, 1, 2], &[1, 2, 0]], budget));
+}
+
+/// The model can fail: it finds rules that are broken on purpose, in the runs that break them.
+#[test]
+fn broken_rules_are_found() {
+    let broken = [
+        (Mutation::NoPrepareShrink, 3, Budget { connects: 0, ..A_CUT }),
+        (Mutation::UnreadySenderTrusted, 3, Budget { connects: 0, ..A_CUT }),
+        (Mutation::NoFloodOnDeadRouter, 3, Budget { cuts: 0, connects: 0, suspects: 1, ..A_CUT }),
+    ];
+    for (mutation, start, budget) in broken {
+        let cluster = Cluster { mutation: Some(mutation), ..Cluster::new(3, start, &[&[0, 1, 2]], budget) };
+        let limit = Some(Duration::from_secs(20));
+        match check(&format!("{mutation:?}"), cluster, limit) {
+            Ok(states) => panic!("{mutation:?} survived {states} states"),
+            Err(run) => println!("{run}"),
+        }
+    }
 }
 
 /// Larger ones, for `MODEL_DEPTH` seconds each.
