@@ -275,6 +275,27 @@ impl From<TryBroadcastError> for BroadcastError {
     }
 }
 
+/// Why members were not counted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CountError {
+    /// The scope is stopped.
+    #[error("no members were counted: the scope is stopped; start it again")]
+    Stopped,
+    /// The name of the group is not allowed.
+    #[error("no members were counted: {0}")]
+    Name(#[from] NameError),
+}
+
+impl CountError {
+    /// Whether the same call may succeed later: never. Nodes that do not answer are no error.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            CountError::Stopped | CountError::Name(_) => false,
+        }
+    }
+}
+
 /// A drain reached its deadline. The node goes on draining: drain again to wait longer, or shut down and
 /// accept that its members may miss broadcasts of the nodes that are named.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

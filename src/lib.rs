@@ -64,12 +64,13 @@ mod view;
 
 pub use config::{Config, ConfigError};
 pub use driver::ScopeState;
+pub use driver::counting::MemberCount;
 pub use driver::events::{Event, Events};
 pub use driver::mailbox::{ClosedReason, MailboxOptions, Overflow};
 pub use driver::member::Member;
 pub use driver::message::{Delivered, Message, Subscriber};
 pub use driver::stats::Counters;
-pub use error::{BroadcastError, DrainTimeout, JoinError, StartError, TryBroadcastError};
+pub use error::{BroadcastError, CountError, DrainTimeout, JoinError, StartError, TryBroadcastError};
 pub use muster::{
     BroadcastOptions, Decision, Delivery, Dump, LocalMembers, MAX_HEADERS_LEN, MemberRef, Membership, Muster,
     MusterBuilder, NotReady, Receipt, Subscription, Summary,

@@ -64,6 +64,71 @@ async fn it_works_on_a_multi_thread_runtime() {
     assert_eq!(inbox.try_recv(), None);
 }
 
+// ---- counting members
+
+#[tokio::test(start_paused = true)]
+async fn members_are_counted_on_all_nodes_whoever_asks_and_whoever_routes() {
+    let network = Network::new();
+    let nodes = cluster(&network, ["a", "b", "c"]).await;
+    for router in ["a", "b", "c"] {
+        let group = group_routed_by(&nodes[0], router, "g");
+        let mut inboxes = vec![nodes[1].subscribe(&group).await.unwrap()];
+        for _ in 0..2 {
+            inboxes.push(nodes[2].subscribe(&group).await.unwrap());
+        }
+        for node in &nodes {
+            let counted = node.member_count(&group).await.unwrap();
+            assert_eq!((counted.count, counted.missing), (3, vec![]), "routed by {router}");
+        }
+        drop(inboxes);
+        assert_eq!(nodes[0].member_count(&group).await.unwrap().count, 0);
+    }
+    assert_eq!(nodes[0].member_count("nobody's").await.unwrap().count, 0);
+    let error = nodes[0].member_count("").await.unwrap_err();
+    assert!(matches!(error, CountError::Name(_)), "{error}");
+    nodes[0].shutdown().await;
+    assert_eq!(nodes[0].member_count("g").await, Err(CountError::Stopped));
+}
+
+/// No node can be sure of the holders: all are asked.
+#[tokio::test(start_paused = true)]
+async fn members_are_counted_while_the_cluster_changes() {
+    let network = Network::new();
+    let [a, b, c] = cluster(&network, ["a", "b", "c"]).await;
+    let _inboxes = [b.subscribe("g").await.unwrap(), c.subscribe("g").await.unwrap()];
+    // b and c do not reach each other: neither is ready, a is not either
+    network.cut("b", "c");
+    a.until(PATIENCE, |s| s.status != Status::Ready).await.unwrap();
+    eventually("b has lost c", || b.connected().len() == 1).await;
+    let counted = a.member_count("g").await.unwrap();
+    assert_eq!((counted.count, counted.missing), (2, vec![]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn bc_25_nodes_that_are_gone_cost_their_part_of_the_answer_and_no_more() {
+    let network = Network::new();
+    let nodes = cluster(&network, ["a", "b", "c", "d", "e"]).await;
+    let group = group_routed_by(&nodes[0], "a", "g");
+    let mut inboxes = Vec::new();
+    for node in &nodes {
+        inboxes.push(node.subscribe(&group).await.unwrap());
+    }
+    for gone in ["c", "d", "e"] {
+        network.freeze(gone);
+    }
+    let start = tokio::time::Instant::now();
+    let counted = nodes[0].member_count(&group).await.unwrap();
+    assert_eq!(counted.count, 2);
+    assert_eq!(counted.missing, ["c", "d", "e"].map(|name| NodeId::new(name).unwrap()));
+    assert!(start.elapsed() <= Config::default().rpc_timeout, "took {:?}", start.elapsed());
+    // once they are known to be down nobody waits for them
+    settle(&nodes[..2]).await;
+    let start = tokio::time::Instant::now();
+    let counted = nodes[0].member_count(&group).await.unwrap();
+    assert_eq!((counted.count, counted.missing), (2, vec![]));
+    assert!(start.elapsed() < Duration::from_millis(100), "took {:?}", start.elapsed());
+}
+
 // ---- broadcasts and their options
 
 #[tokio::test(start_paused = true)]

@@ -379,6 +379,7 @@ impl Driver {
         // the senders first: what they have not taken by now is the next session's
         self.close_link(peer);
         self.node.handle_peer_down(peer, &mut Out(self), self.now());
+        self.calls.peer_down(peer);
         self.pump();
     }
 
@@ -389,6 +390,7 @@ impl Driver {
 
     pub(super) fn handle_timeout(&self) {
         self.node.handle_timeout(&mut Out(self), self.now());
+        self.calls.handle_timeout(self.now());
         self.pump();
         // nobody who waits depends on having been woken at the right moment
         self.pulse.notify_waiters();
@@ -403,6 +405,7 @@ impl Driver {
                 self.node.handle_message(peer, message, &mut Out(self), self.now());
                 self.pump();
             }
+            Ok(wire::Heard::Call(message)) => self.call_message(peer, message, frame.body),
             Err(error) => {
                 if frame.lane == Lane::Data {
                     // it has had its number: the frames behind it are not to wait for it

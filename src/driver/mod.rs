@@ -10,7 +10,9 @@
 //! ([`Driver::pump`]), so an input has taken effect when the call returns. Only what has to wait for room goes
 //! to a task. No lock is held across an await or while a user's code runs.
 
+pub(crate) mod calls;
 pub(crate) mod casts;
+pub(crate) mod counting;
 pub(crate) mod events;
 pub(crate) mod mailbox;
 pub(crate) mod member;
@@ -39,6 +41,7 @@ use crate::transport::{Inbound, Terms, Transport, TransportError, wire};
 use crate::types::{Group, Peer};
 use crate::view::{View, ViewHash};
 
+use calls::Calls;
 use casts::Casts;
 use events::{Event, EventHub};
 use member::{Member, Target};
@@ -116,6 +119,7 @@ pub(crate) struct Driver {
     pub(crate) registry: Registry,
     pub(crate) joins: Waiting<Ticket, Result<(), JoinRefused>>,
     pub(crate) casts: Casts,
+    pub(crate) calls: Calls,
     pub(crate) transport: Arc<dyn Transport>,
     runtime: tokio::runtime::Handle,
     start: Instant,
@@ -172,6 +176,7 @@ impl Driver {
             registry: Registry::new(),
             joins: Waiting::new(),
             casts: Casts::new(),
+            calls: Calls::new(),
             transport,
             runtime,
             start,
@@ -217,6 +222,7 @@ impl Driver {
     fn close(&self) {
         self.joins.close();
         self.casts.close();
+        self.calls.close();
         let members = self.registry.close();
         let now = self.now();
         for ((group, number), member) in &members {

@@ -13,12 +13,13 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
+use crate::driver::counting::MemberCount;
 use crate::driver::events::Events;
 use crate::driver::mailbox::{Mailbox, MailboxOptions};
 use crate::driver::member::{Member, Target};
 use crate::driver::message::{Delivered, FnSubscriber, Message, Subscriber};
 use crate::driver::{Driver, ScopeState};
-use crate::error::{DrainTimeout, JoinError};
+use crate::error::{CountError, DrainTimeout, JoinError};
 use crate::node::{Flood, Published, Route, Status, Targets};
 use crate::ring::Ring;
 use crate::types::{Group, MemberId, NodeId, Peer};
@@ -367,6 +368,37 @@ impl Muster {
         self.local_members(group).len()
     }
 
+    /// How many members `group` has on all nodes, asked of those that hold it. While members come and go it is the
+    /// sum of answers given at slightly different moments. Cancel-safe.
+    ///
+    /// A node that does not answer is not waited for longer than `rpc_timeout`, nor once its link is down, and is
+    /// named in [`MemberCount::missing`]: the others' answers are not lost.
+    ///
+    /// # Errors
+    /// [`CountError`]: the scope is stopped, or the name is not allowed.
+    ///
+    /// ```
+    /// # use muster_router::{Muster};
+    /// # use muster_router::transport::memory::Network;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let muster = Muster::builder("rooms").transport(Network::new().node("a")).start().await?;
+    /// let _inbox = muster.subscribe("room:42").await?;
+    /// let members = muster.member_count("room:42").await?;
+    /// assert_eq!((members.count, members.missing.len()), (1, 0));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn member_count(&self, group: impl Into<Group>) -> Result<MemberCount, CountError> {
+        let driver = self.driver();
+        let group = group.into();
+        group.check(driver.config.max_group_len)?;
+        if driver.is_stopped() {
+            return Err(CountError::Stopped);
+        }
+        Ok(driver.member_count(group).await)
+    }
+
     /// Whether this member of `group` is registered on this node.
     pub fn is_local_member(&self, group: impl AsRef<[u8]>, member: &MemberId) -> bool {
         member.peer == *self.peer()
@@ -622,6 +654,7 @@ impl Muster {
             holds: driver.node.counts(),
             memberships: driver.registry.len(),
             joins_waiting: driver.joins.len(),
+            calls_waiting: driver.calls.len(),
             broadcasts_open,
             broadcasts_served,
             tasks: driver.task_count(),

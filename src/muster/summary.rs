@@ -52,6 +52,8 @@ pub struct Summary {
     pub memberships: usize,
     /// Joins that wait.
     pub joins_waiting: usize,
+    /// Requests to other nodes that wait for an answer.
+    pub calls_waiting: usize,
     /// Its broadcasts that are not acknowledged everywhere.
     pub broadcasts_open: usize,
     /// Broadcasts of others that it relays as their router.
@@ -102,8 +104,14 @@ impl fmt::Display for Dump {
         writeln!(f, "  {:?}", s.holds)?;
         writeln!(
             f,
-            "  memberships {} joins waiting {} broadcasts open {} served {} tasks {} violations {}",
-            s.memberships, s.joins_waiting, s.broadcasts_open, s.broadcasts_served, s.tasks, s.violations
+            "  memberships {} joins waiting {} calls waiting {} broadcasts open {} served {} tasks {} violations {}",
+            s.memberships,
+            s.joins_waiting,
+            s.calls_waiting,
+            s.broadcasts_open,
+            s.broadcasts_served,
+            s.tasks,
+            s.violations
         )?;
         writeln!(f, "  {:?}", s.counters)?;
         writeln!(f, "groups of this node ({}):", self.claims.len())?;

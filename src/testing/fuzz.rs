@@ -25,6 +25,7 @@ pub fn wire(input: &[u8]) -> bool {
     let again = match &heard {
         Heard::Control(message) => frames::encode_control(message),
         Heard::Data(message) => frames::encode_data(message),
+        Heard::Call(message) => frames::encode_call(message),
     };
     assert_eq!(again.map(hear), Some(Ok(heard)), "what was heard can be said");
     true
@@ -353,6 +354,8 @@ impl Alone {
                                 node.handle_message(&peer, message, &mut self.wire, now)
                             }
                             Heard::Data(message) => self.data(&peer, message),
+                            // the node knows nothing of calls
+                            Heard::Call(_) => {}
                         }
                     }
                     _ => node.skip_data_frame(&peer),

@@ -2,6 +2,7 @@
 //!
 //! The crate decides who must hear a message; a [`Transport`] carries it there.
 
+pub(crate) mod calls;
 pub mod link;
 pub mod memory;
 pub(crate) mod wire;

@@ -16,6 +16,7 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::calls::CallMessage;
 use super::{Frame, Lane};
 use crate::node::message::{DataMessage, Message};
 
@@ -26,8 +27,10 @@ pub(crate) const MINOR: u8 = 0;
 
 const FAMILY_CONTROL: u8 = 0;
 const FAMILY_DATA: u8 = 1;
+const FAMILY_CALL: u8 = 2;
 const CONTROL_KINDS: u8 = 16;
 const DATA_KINDS: u8 = 2;
+const CALL_KINDS: u8 = 4;
 const PREFIX: usize = 3;
 
 /// What a frame says.
@@ -37,6 +40,8 @@ pub(crate) enum Heard {
     Control(Message),
     /// On the data lane; the payload is the frame's body.
     Data(DataMessage),
+    /// A request, or word of one, on the control or the bulk lane; what it says is the frame's body.
+    Call(CallMessage),
 }
 
 /// Why a frame was not understood. It is counted, logged once for each kind of reason, and ignored.
@@ -54,7 +59,7 @@ pub(crate) enum WireError {
     /// A kind of message that this version does not have.
     #[error("a frame has kind {family}.{kind}, which is unknown here")]
     UnknownKind {
-        /// Control or data.
+        /// Control, data or call.
         family: u8,
         /// Which of them.
         kind: u8,
@@ -62,7 +67,7 @@ pub(crate) enum WireError {
     /// A message that must not travel on the lane on which it came.
     #[error("a frame of family {family} came on the {lane:?} lane")]
     WrongLane {
-        /// Control or data.
+        /// Control, data or call.
         family: u8,
         /// The lane.
         lane: Lane,
@@ -80,6 +85,11 @@ pub(crate) fn encode_control(message: &Message) -> Option<Bytes> {
 /// The head of a data frame; `None` as above.
 pub(crate) fn encode_data(message: &DataMessage) -> Option<Bytes> {
     encode(FAMILY_DATA, message)
+}
+
+/// The head of a call's frame; `None` as above.
+pub(crate) fn encode_call(message: &CallMessage) -> Option<Bytes> {
+    encode(FAMILY_CALL, message)
 }
 
 fn encode(family: u8, message: &impl Serialize) -> Option<Bytes> {
@@ -104,6 +114,7 @@ pub(crate) fn decode(frame: &Frame) -> Result<Heard, WireError> {
     let (known, on_data) = match family {
         FAMILY_CONTROL => (CONTROL_KINDS, false),
         FAMILY_DATA => (DATA_KINDS, true),
+        FAMILY_CALL => (CALL_KINDS, false),
         _ => return Err(WireError::UnknownKind { family, kind }),
     };
     if kind >= known {
@@ -112,7 +123,11 @@ pub(crate) fn decode(frame: &Frame) -> Result<Heard, WireError> {
     if on_data != (frame.lane == Lane::Data) {
         return Err(WireError::WrongLane { family, lane: frame.lane });
     }
-    if on_data { fields(message).map(Heard::Data) } else { fields(message).map(Heard::Control) }
+    match family {
+        FAMILY_DATA => fields(message).map(Heard::Data),
+        FAMILY_CALL => fields(message).map(Heard::Call),
+        _ => fields(message).map(Heard::Control),
+    }
 }
 
 fn fields<T: DeserializeOwned>(message: &[u8]) -> Result<T, WireError> {
@@ -128,6 +143,7 @@ fn fields<T: DeserializeOwned>(message: &[u8]) -> Result<T, WireError> {
 mod tests {
     use super::*;
     use crate::node::message::{Bucket, Cast, DataKind, Progress, Routed, RoutedOutcome};
+    use crate::transport::calls::Declined;
     use crate::types::{BroadcastId, Group, Incarnation, MemberId, NodeId, Peer};
     use crate::view::{Standing, View, ViewHash};
     use proptest::prelude::*;
@@ -197,12 +213,21 @@ mod tests {
         ]
     }
 
+    fn call_messages() -> Vec<CallMessage> {
+        vec![
+            CallMessage::Request { call: 300, service: 0 },
+            CallMessage::Answer { call: 300 },
+            CallMessage::Working { call: 1 },
+            CallMessage::Declined { call: 2, why: Declined::Unknown },
+        ]
+    }
+
     fn hex(bytes: &[u8]) -> String {
         bytes.iter().map(|b| format!("{b:02x}")).collect()
     }
 
     /// A change here is a change of the wire: nodes of two releases would not understand each other.
-    const GOLDEN: [&str; 18] = [
+    const GOLDEN: [&str; 22] = [
         "01000000ac02",
         "01000001ad02",
         "0100000207888e98a8c0e0808101",
@@ -221,6 +246,10 @@ mod tests {
         "0100000f80010201000201016304020101016304",
         "0100010001016105060406726f6f6d3a3101016105020001016b017600",
         "0100010101016105060406726f6f6d3a3101016105020001016b017601",
+        "01000200ac0200",
+        "01000201ac02",
+        "0100020201",
+        "010002030201",
     ];
 
     fn frames() -> Vec<Frame> {
@@ -230,7 +259,10 @@ mod tests {
         });
         let data =
             data_messages().into_iter().map(|m| Frame::new(Lane::Data, encode_data(&m).unwrap(), "body"));
-        control.chain(data).collect()
+        let calls = call_messages()
+            .into_iter()
+            .map(|m| Frame::new(Lane::Control, encode_call(&m).unwrap(), Bytes::new()));
+        control.chain(data).chain(calls).collect()
     }
 
     #[test]
@@ -239,7 +271,11 @@ mod tests {
         assert_eq!(heads, GOLDEN);
         let kinds: std::collections::BTreeSet<(u8, u8)> =
             frames().iter().map(|f| (f.head[2], f.head[3])).collect();
-        assert_eq!(kinds.len(), usize::from(CONTROL_KINDS + DATA_KINDS), "one sample of every kind");
+        assert_eq!(
+            kinds.len(),
+            usize::from(CONTROL_KINDS + DATA_KINDS + CALL_KINDS),
+            "one sample of every kind"
+        );
     }
 
     #[test]
@@ -250,6 +286,9 @@ mod tests {
         }
         for message in data_messages() {
             assert_eq!(heard.next(), Some(Heard::Data(message)));
+        }
+        for message in call_messages() {
+            assert_eq!(heard.next(), Some(Heard::Call(message)));
         }
     }
 
@@ -276,7 +315,12 @@ mod tests {
         let unknown = |family, kind| Err(WireError::UnknownKind { family, kind });
         assert_eq!(with(Lane::Control, &[1, 0, 0, 16]), unknown(0, 16));
         assert_eq!(with(Lane::Data, &[1, 0, 1, 2]), unknown(1, 2));
+        assert_eq!(with(Lane::Control, &[1, 0, 2, 4]), unknown(2, 4));
         assert_eq!(with(Lane::Control, &[1, 0, 9, 0]), unknown(9, 0));
+        assert_eq!(
+            with(Lane::Data, &[1, 0, 2, 1, 1]),
+            Err(WireError::WrongLane { family: 2, lane: Lane::Data })
+        );
         assert_eq!(
             with(Lane::Data, &[1, 0, 0, 4]),
             Err(WireError::WrongLane { family: 0, lane: Lane::Data })
@@ -299,14 +343,14 @@ mod tests {
                 for (at, byte) in [MAJOR, MINOR].into_iter().enumerate() {
                     if let Some(place) = head.get_mut(at) { *place = byte; }
                 }
-                if let Some(family) = head.get_mut(2) { *family %= 2; }
+                if let Some(family) = head.get_mut(2) { *family %= 3; }
                 if let Some(kind) = head.get_mut(3) { *kind %= 17; }
             }
             let _ = decode(&Frame::new(Lane::ALL[lane], head, Bytes::new()));
         }
 
         #[test]
-        fn hazard_22_a_flipped_bit_never_panics(which in 0usize..18, at in any::<prop::sample::Index>(), bit in 0u8..8) {
+        fn hazard_22_a_flipped_bit_never_panics(which in 0usize..22, at in any::<prop::sample::Index>(), bit in 0u8..8) {
             let frame = frames().swap_remove(which);
             let mut head = frame.head.to_vec();
             let at = at.index(head.len());
