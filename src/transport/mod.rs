@@ -5,6 +5,8 @@
 pub(crate) mod calls;
 pub mod link;
 pub mod memory;
+#[cfg(feature = "tcp")]
+pub mod tcp;
 pub(crate) mod wire;
 
 use std::fmt;

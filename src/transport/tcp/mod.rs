@@ -1,0 +1,8 @@
+//! A full mesh over TCP, with TLS or a shared secret.
+
+#[allow(dead_code, reason = "the mesh that uses it comes next")]
+pub(crate) mod auth;
+#[allow(dead_code, reason = "the mesh that uses it comes next")]
+pub(crate) mod preamble;
+
+pub use auth::{RefusalCause, Secret, SecretError};
