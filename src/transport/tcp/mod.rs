@@ -3,6 +3,9 @@
 #[allow(dead_code, reason = "the mesh that uses it comes next")]
 pub(crate) mod auth;
 #[allow(dead_code, reason = "the mesh that uses it comes next")]
+mod discovery;
+#[allow(dead_code, reason = "the mesh that uses it comes next")]
 pub(crate) mod preamble;
 
 pub use auth::{RefusalCause, Secret, SecretError};
+pub use discovery::{DiscoveryOptions, DiscoveryStats};
