@@ -48,6 +48,8 @@
 //! stays, gets none twice, and in a quiet cluster gets one caller's broadcasts in order. What is not: anything
 //! about nodes that crash with their members, and order across a change of the cluster.
 
+#[cfg(feature = "cache")]
+pub mod cache;
 mod config;
 mod driver;
 mod error;
