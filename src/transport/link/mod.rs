@@ -274,6 +274,8 @@ pub struct LinkStats {
     pub resumed: u64,
     /// Peers given up because they acknowledged nothing.
     pub stalled: u64,
+    /// Hellos that named another node than the one that had proved its name; each closed its connection.
+    pub impostors: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -300,6 +302,8 @@ enum Phase {
 struct Raw {
     phase: Phase,
     peer: Option<Peer>,
+    /// The name that was proved below, if names are proved there.
+    proved: Option<NodeId>,
     /// Whether the peer's incarnation can no longer change.
     settled: bool,
     out: VecDeque<Packet>,
@@ -387,6 +391,16 @@ impl Links {
         self.current.contains_key(node)
     }
 
+    /// The connection that carries the session with this name, if there is one now.
+    pub fn connection(&self, node: &NodeId) -> Option<RawId> {
+        self.sessions.get(node)?.raw
+    }
+
+    /// Whether the connection is of no more use: it is closed once [`Links::poll_output`] says so.
+    pub fn is_closing(&self, raw: RawId) -> bool {
+        self.raws.get(&raw).is_none_or(|state| state.phase == Phase::Closing)
+    }
+
     /// Whether both ends have told their routers: frames flow.
     pub fn is_linked(&self, node: &NodeId) -> bool {
         self.sessions.get(node).is_some_and(|session| session.confirmed)
@@ -416,6 +430,15 @@ impl Links {
         let (terms, peer, settled) = (self.terms.clone(), self.me.clone(), self.settled);
         self.say(raw, &Word::Hello(Hello { terms, peer, settled }));
         self.set_raw_timer(raw, Some(self.now + self.config.handshake_timeout));
+    }
+
+    /// The same, where whatever lies below has proved who is at the other end: a hello of another name breaks
+    /// the connection.
+    pub fn handle_opened_as(&mut self, raw: RawId, node: NodeId, now: Time) {
+        self.handle_opened(raw, now);
+        if let Some(state) = self.raws.get_mut(&raw) {
+            state.proved = Some(node);
+        }
     }
 
     /// A packet came.
@@ -639,6 +662,12 @@ impl Links {
             return;
         }
         let Hello { peer, settled, .. } = hello;
+        let proved = self.raws.get(&raw).and_then(|state| state.proved.as_ref());
+        if proved.is_some_and(|proved| *proved != peer.node) {
+            self.stats.impostors += 1;
+            self.break_raw(raw);
+            return;
+        }
         if peer.node == self.me.node {
             self.on_own_name(raw, peer.incarnation);
             return;
@@ -1099,7 +1128,7 @@ fn arm(timers: &mut BTreeSet<(Time, Timer)>, config: &LinkConfig, session: &mut 
 // Connections.
 impl Raw {
     fn new(phase: Phase) -> Self {
-        Self { phase, peer: None, settled: false, out: VecDeque::new(), timer: None }
+        Self { phase, peer: None, proved: None, settled: false, out: VecDeque::new(), timer: None }
     }
 }
 

@@ -1,14 +1,250 @@
 //! A full mesh over TCP, with TLS or a shared secret.
 
-#[allow(dead_code, reason = "the mesh that uses it comes next")]
 pub(crate) mod auth;
-#[allow(dead_code, reason = "the mesh that uses it comes next")]
+mod builder;
+mod connection;
+#[allow(dead_code, reason = "what gossip needs comes with it")]
 mod discovery;
-#[allow(dead_code, reason = "the mesh that uses it comes next")]
+mod driver;
+mod listener;
+mod mesh;
 pub(crate) mod preamble;
-#[allow(dead_code, reason = "the mesh that uses it comes next")]
+mod record;
+mod stats;
 pub(crate) mod tls;
 
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tokio::net::TcpListener;
+
+use crate::transport::{Frame, Inbound, SendError, Transport, TransportError};
+use crate::types::{Incarnation, NodeId, Peer};
+use builder::{HostPort, Settings};
+use discovery::Book;
+use driver::Driver;
+use mesh::{Alive, Mesh, Phase};
+use preamble::Preamble;
+use stats::Counted;
+
 pub use auth::{RefusalCause, Secret, SecretError};
+pub use builder::{TcpBuilder, TcpConfigError, TcpLimits};
 pub use discovery::{DiscoveryOptions, DiscoveryStats};
+pub use stats::TcpStats;
 pub use tls::{TlsError, TlsOptions};
+
+/// One node of a mesh over TCP. See the [module](self).
+pub struct TcpTransport {
+    settings: Arc<Settings>,
+    counted: Arc<Counted>,
+    life: Mutex<Life>,
+}
+
+#[derive(Default)]
+struct Life {
+    mesh: Option<Arc<Mesh>>,
+    last: u64,
+}
+
+impl TcpTransport {
+    /// A transport for the node of this name, which is checked in [`TcpBuilder::build`] with everything else.
+    pub fn builder(node: impl Into<String>) -> TcpBuilder {
+        TcpBuilder::new(node.into())
+    }
+
+    fn new(settings: Settings) -> Self {
+        Self { settings: Arc::new(settings), counted: Arc::default(), life: Mutex::default() }
+    }
+
+    /// Where it takes connections; `None` while it is not started.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.mesh()?.local.get().copied()
+    }
+
+    /// What happened so far.
+    pub fn stats(&self) -> TcpStats {
+        let mut stats = self.counted.stats();
+        if let Some(mesh) = self.mesh() {
+            let state = mesh.state.lock();
+            stats.link = state.links.stats();
+            stats.connections = state.connections.len();
+        }
+        stats
+    }
+
+    /// The life that has not ended.
+    fn mesh(&self) -> Option<Arc<Mesh>> {
+        self.life.lock().mesh.clone().filter(|mesh| !mesh.has_ended())
+    }
+
+    fn begin(&self, inbound: Inbound) -> Result<(Arc<Mesh>, Alive), TransportError> {
+        let mut life = self.life.lock();
+        if life.mesh.as_ref().is_some_and(|mesh| !mesh.has_ended()) {
+            return Err(TransportError::AlreadyStarted { node: self.settings.node.clone() });
+        }
+        let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+        // above every earlier life of this value, also when the clock went back
+        life.last = u64::try_from(clock).unwrap_or(u64::MAX).max(life.last.saturating_add(1));
+        let incarnation = Incarnation::new(life.last).unwrap_or(Incarnation::MIN);
+        let (mesh, alive) = Mesh::new(self.settings.clone(), self.counted.clone(), inbound, incarnation);
+        life.mesh = Some(mesh.clone());
+        Ok((mesh, alive))
+    }
+}
+
+impl fmt::Debug for TcpTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TcpTransport")
+            .field("node", &self.settings.node)
+            .field("listen", &self.settings.listen)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for TcpTransport {
+    fn drop(&mut self) {
+        if let Some(mesh) = &self.life.get_mut().mesh {
+            mesh.stop();
+        }
+    }
+}
+
+/// A start that was given up, by an error or by whoever waited for it.
+struct Unstarted(Option<Arc<Mesh>>);
+
+impl Drop for Unstarted {
+    fn drop(&mut self) {
+        if let Some(mesh) = self.0.take() {
+            mesh.stop();
+        }
+    }
+}
+
+#[async_trait]
+impl Transport for TcpTransport {
+    fn node(&self) -> &NodeId {
+        &self.settings.node
+    }
+
+    /// Binds the address and returns when every seed has been tried once, or after
+    /// [`DiscoveryOptions::settle_within`].
+    async fn start(&self, inbound: Inbound) -> Result<Peer, TransportError> {
+        let failed = |reason: String| TransportError::Failed { reason };
+        tokio::runtime::Handle::try_current().map_err(|error| failed(error.to_string()))?;
+        let (mesh, alive) = self.begin(inbound)?;
+        let mut unstarted = Unstarted(Some(mesh.clone()));
+        let listener = bind(&self.settings).await.map_err(failed)?;
+        let local = listener.local_addr().map_err(|error| failed(error.to_string()))?;
+        let advertise = match &self.settings.advertise {
+            Some(address) => resolve("advertise", address).await.map_err(failed)?.remove(0),
+            None => local,
+        };
+        let _ = mesh.local.set(local);
+        launch(&mesh, alive, listener, advertise).map_err(failed)?;
+        let mut phase = mesh.phase.clone();
+        let started = phase.wait_for(|phase| !matches!(phase, Phase::Starting)).await;
+        if !started.is_ok_and(|phase| matches!(*phase, Phase::Running)) {
+            return Err(mesh.failure());
+        }
+        unstarted.0 = None;
+        let me = mesh.settle();
+        let mut life = self.life.lock();
+        life.last = life.last.max(me.incarnation.get());
+        Ok(me)
+    }
+
+    async fn send(&self, to: &Peer, frame: Frame) -> Result<(), SendError> {
+        let Some(mesh) = self.mesh() else { return Err(SendError::NoLink(frame)) };
+        let mut frame = frame;
+        loop {
+            frame = match mesh.try_send(to, frame) {
+                Err(SendError::Busy(frame)) => frame,
+                result => return result,
+            };
+            let room = mesh.room(to);
+            let mut woken = std::pin::pin!(room.notified());
+            woken.as_mut().enable();
+            // there may have come room before we listened
+            frame = match mesh.try_send(to, frame) {
+                Err(SendError::Busy(frame)) => frame,
+                result => return result,
+            };
+            woken.await;
+        }
+    }
+
+    fn try_send(&self, to: &Peer, frame: Frame) -> Result<(), SendError> {
+        match self.mesh() {
+            Some(mesh) => mesh.try_send(to, frame),
+            None => Err(SendError::NoLink(frame)),
+        }
+    }
+
+    async fn shutdown(&self) {
+        let mesh = self.life.lock().mesh.clone();
+        let Some(mesh) = mesh else { return };
+        mesh.stop();
+        // the last sender is dropped when the last task has ended
+        let mut phase = mesh.phase.clone();
+        while phase.changed().await.is_ok() {}
+        let mut life = self.life.lock();
+        if life.mesh.as_ref().is_some_and(|there| Arc::ptr_eq(there, &mesh)) {
+            life.mesh = None;
+        }
+    }
+}
+
+async fn resolve(option: &str, address: &HostPort) -> Result<Vec<SocketAddr>, String> {
+    let text = address.as_str();
+    let found: Vec<SocketAddr> = match tokio::net::lookup_host(text).await {
+        Ok(found) => found.collect(),
+        Err(error) => return Err(format!("{option} {text} was not resolved: {error}")),
+    };
+    if found.is_empty() { Err(format!("{option} {text} has no address")) } else { Ok(found) }
+}
+
+async fn bind(settings: &Settings) -> Result<TcpListener, String> {
+    let addresses = resolve("listen", &settings.listen).await?;
+    if let Some(open) = addresses.iter().find(|address| !address.ip().is_loopback() && !settings.exposed) {
+        return Err(format!(
+            "listen {:?} stands for {open}, which others can reach, with neither TLS nor a secret",
+            settings.listen
+        ));
+    }
+    TcpListener::bind(addresses.as_slice())
+        .await
+        .map_err(|error| format!("could not listen on {:?}: {error}", settings.listen))
+}
+
+/// Starts the tasks of a life.
+fn launch(
+    mesh: &Arc<Mesh>,
+    alive: Alive,
+    listener: TcpListener,
+    advertise: SocketAddr,
+) -> Result<(), String> {
+    let random = || getrandom::u64().map_err(|error| format!("no random numbers: {error}"));
+    let settings = &mesh.settings;
+    let ours = Preamble {
+        node: settings.node.clone(),
+        scope: mesh.inbound.terms().scope.clone(),
+        advertise: advertise.to_string(),
+        instance: random()?,
+    };
+    let me = mesh.state.lock().links.me().clone();
+    let config = discovery::Config {
+        me,
+        advertise,
+        seeds: settings.seeds.clone(),
+        dns: settings.dns.clone(),
+        options: settings.discovery.clone(),
+    };
+    let book = Book::new(config, random()?);
+    tokio::spawn(listener::listen(mesh.clone(), alive.clone(), ours.clone(), listener));
+    tokio::spawn(Driver::new(mesh.clone(), alive, ours, book).run());
+    Ok(())
+}

@@ -1,0 +1,235 @@
+//! The task of the mesh: timers, discovery, dials, and the end.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+
+use super::auth::{Reject, Role};
+use super::discovery::{Action, Book, Outcome, Target};
+use super::listener::{self, greet, refused};
+use super::mesh::{Alive, Event, Mesh, Phase};
+use super::preamble::Preamble;
+use crate::transport::link::Time;
+
+/// A timer that is so late shows that this process has been standing still.
+const STOOD_STILL: Duration = Duration::from_millis(100);
+/// Then so much time is given to what has arrived meanwhile, before silence is held against anybody.
+const CATCH_UP: Duration = Duration::from_millis(20);
+/// A life that has had to take a higher incarnation has begun anew; so long it may take to link.
+const REBORN: Duration = Duration::from_millis(500);
+
+/// What a task that was started here has brought about.
+enum Done {
+    Dialled(SocketAddr, Outcome),
+    Resolved(String, Vec<SocketAddr>),
+}
+
+pub(super) struct Driver {
+    mesh: Arc<Mesh>,
+    alive: Alive,
+    ours: Preamble,
+    book: Book,
+    done: (mpsc::UnboundedSender<Done>, mpsc::UnboundedReceiver<Done>),
+    /// Discovery has settled, but this life has just begun anew.
+    settles: Option<Time>,
+    reborn: Option<Time>,
+}
+
+impl Driver {
+    pub(super) fn new(mesh: Arc<Mesh>, alive: Alive, ours: Preamble, book: Book) -> Self {
+        // bounded by what the book asks for at once
+        let done = mpsc::unbounded_channel();
+        Self { mesh, alive, ours, book, done, settles: None, reborn: None }
+    }
+
+    pub(super) async fn run(mut self) {
+        loop {
+            if let Some(live) = self.mesh.expelled() {
+                self.alive.send_replace(Phase::Superseded(live));
+                self.mesh.stop();
+            }
+            if self.mesh.is_stopping() {
+                self.mesh.goodbye();
+                return;
+            }
+            let due = self.turn();
+            let mesh = self.mesh.clone();
+            let timer = async {
+                match due {
+                    Some(due) => tokio::time::sleep_until(mesh.instant(due)).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = mesh.stopped() => {}
+                () = mesh.wake.notified() => {}
+                Some(done) = self.done.1.recv() => self.done(done),
+                () = timer => {
+                    if due.is_some_and(|due| mesh.now() > due + STOOD_STILL) {
+                        tokio::time::sleep(CATCH_UP).await;
+                    }
+                    mesh.input(|state, now| state.links.handle_timeout(now));
+                }
+            }
+        }
+    }
+
+    /// Does what is due; when to come back.
+    fn turn(&mut self) -> Option<Time> {
+        for event in self.mesh.take_events() {
+            self.event(event);
+        }
+        let now = self.mesh.now();
+        self.book.handle_timeout(now);
+        while let Some(action) = self.book.poll_action() {
+            self.act(action, now);
+        }
+        if self.settles.is_some_and(|at| at <= now) {
+            self.settle();
+        }
+        *self.mesh.counted.discovery.lock() = self.book.stats();
+        let mut state = self.mesh.state.lock();
+        let due =
+            [state.links.poll_timeout(), self.book.poll_timeout(), self.settles].into_iter().flatten().min();
+        state.alarm = due;
+        due
+    }
+
+    fn event(&mut self, event: Event) {
+        let now = self.mesh.now();
+        match event {
+            Event::Check(node) => {
+                let (held, live) = {
+                    let state = self.mesh.state.lock();
+                    let live = state.links.connection(&node).and_then(|raw| state.connections.get(&raw));
+                    let held = state.connections.values().any(|connection| connection.node == node);
+                    (held, live.map(|connection| connection.advertise))
+                };
+                match live {
+                    Some(advertise) => {
+                        self.settles = self.settles.map(|_| now);
+                        self.reborn = None;
+                        self.book.handle_linked(&node, advertise, now);
+                    }
+                    // one is on its way, or on its way out: then there is another look when it is gone
+                    None if held => {}
+                    None => self.book.handle_unlinked(&node, now),
+                }
+            }
+            Event::Message(node, message) => self.book.handle_message(&node, &message, now),
+            Event::Reborn => {
+                tracing::info!(me = %self.mesh.settings.node, "known already: going on under a higher incarnation");
+                self.reborn = Some(now);
+            }
+        }
+    }
+
+    fn act(&mut self, action: Action, now: Time) {
+        match action {
+            Action::Dial(target) => self.dial(target),
+            Action::Resolve(name) => self.resolve(name),
+            Action::Send(node, message) => self.mesh.tell(&node, message),
+            Action::Settled => self.settles = Some(self.reborn.map_or(now, |at| at + REBORN)),
+        }
+    }
+
+    fn settle(&mut self) {
+        self.settles = None;
+        self.mesh.inbound.discovery_settled();
+        self.alive.send_replace(Phase::Running);
+    }
+
+    fn done(&mut self, done: Done) {
+        let now = self.mesh.now();
+        match done {
+            Done::Dialled(address, outcome) => {
+                let answered = match &outcome {
+                    Outcome::Answered(node) => Some(node.clone()),
+                    Outcome::Failed => None,
+                };
+                self.book.handle_dialled(address, outcome, now);
+                // the connection may have led to a link, or to none, before its dial was told
+                if let Some(node) = answered.filter(|node| *node != self.mesh.settings.node) {
+                    self.event(Event::Check(node));
+                }
+            }
+            Done::Resolved(name, answer) => self.book.handle_resolved(&name, &answer, now),
+        }
+    }
+
+    fn resolve(&self, name: String) {
+        let (done, mesh, alive) = (self.done.0.clone(), self.mesh.clone(), self.alive.clone());
+        tokio::spawn(async move {
+            let limit = mesh.settings.limits.connect_timeout;
+            let lookup = tokio::time::timeout(limit, tokio::net::lookup_host(name.clone()));
+            let answer = tokio::select! {
+                biased;
+                () = mesh.stopped() => return,
+                answer = lookup => answer,
+            };
+            let answer = match answer {
+                Ok(Ok(answer)) => answer.collect(),
+                Ok(Err(error)) => {
+                    if mesh.counted.is_news(&name, &error) {
+                        tracing::warn!(me = %mesh.settings.node, name, %error, "a name was not resolved");
+                    }
+                    Vec::new()
+                }
+                Err(_) => Vec::new(),
+            };
+            let _ = done.send(Done::Resolved(name, answer));
+            drop(alive);
+        });
+    }
+
+    fn dial(&self, target: Target) {
+        let done = self.done.0.clone();
+        let (mesh, alive, ours) = (self.mesh.clone(), self.alive.clone(), self.ours.clone());
+        tokio::spawn(async move {
+            let outcome = tokio::select! {
+                biased;
+                () = mesh.stopped() => return,
+                outcome = dial(&mesh, &alive, &ours, &target) => outcome,
+            };
+            let _ = done.send(Done::Dialled(target.address, outcome));
+        });
+    }
+}
+
+async fn dial(mesh: &Arc<Mesh>, alive: &Alive, ours: &Preamble, target: &Target) -> Outcome {
+    mesh.counted.dialled();
+    let address = target.address;
+    let connect = tokio::time::timeout(mesh.settings.limits.connect_timeout, TcpStream::connect(address));
+    let stream = match connect.await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => {
+            tracing::debug!(me = %mesh.settings.node, %address, %error, "nobody answers");
+            mesh.counted.failed_dial();
+            return Outcome::Failed;
+        }
+        Err(_) => {
+            mesh.counted.failed_dial();
+            return Outcome::Failed;
+        }
+    };
+    match greet(mesh, Role::Dialer, ours, stream).await {
+        Ok(greeted) => {
+            let node = greeted.peer.node.clone();
+            listener::open(mesh, alive, greeted);
+            Outcome::Answered(node)
+        }
+        Err(Reject::Itself) => {
+            refused(mesh, "itself", &Reject::Itself);
+            Outcome::Answered(mesh.settings.node.clone())
+        }
+        Err(reject) => {
+            mesh.counted.failed_dial();
+            refused(mesh, &listener::name(target.node.as_ref(), address), &reject);
+            Outcome::Failed
+        }
+    }
+}
