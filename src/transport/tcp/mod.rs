@@ -33,7 +33,7 @@ use stats::Counted;
 
 pub use auth::{RefusalCause, Secret, SecretError};
 pub use builder::{TcpBuilder, TcpConfigError, TcpLimits};
-pub use discovery::{DiscoveryOptions, DiscoveryStats};
+pub use discovery::{DiscoveryOptions, DiscoveryStats, MemberInfo, MemberState};
 pub use stats::TcpStats;
 pub use tls::{TlsError, TlsOptions};
 

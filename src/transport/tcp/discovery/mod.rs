@@ -26,9 +26,14 @@
 //! [`Action::Dial`] and each [`Action::Resolve`] must be answered once, in bounded time.
 
 mod exchange;
+mod members;
 mod options;
 mod random;
 
+#[cfg(test)]
+mod cluster_tests;
+#[cfg(test)]
+mod sim;
 #[cfg(test)]
 mod tests;
 
@@ -40,6 +45,7 @@ use bytes::Bytes;
 
 use crate::types::{NodeId, Peer};
 use exchange::{Heard, Ignored, MAX_NOTICE_ENTRIES, Notice};
+pub use members::{MemberInfo, MemberState};
 pub use options::DiscoveryOptions;
 pub(crate) use options::Endpoint;
 use options::{canonical, unusable};
@@ -74,6 +80,14 @@ pub(crate) struct Config {
     pub(crate) dns: Vec<(Endpoint, Duration)>,
     /// Times and bounds.
     pub(crate) options: DiscoveryOptions,
+}
+
+impl Config {
+    /// Without any address to begin with.
+    pub(crate) fn new(me: Peer, advertise: SocketAddr) -> Self {
+        let options = DiscoveryOptions::default();
+        Self { me, advertise, seeds: Vec::new(), dns: Vec::new(), options }
+    }
 }
 
 /// Where to dial.
@@ -151,7 +165,7 @@ struct Entry {
     tellers: u32,
     /// Who answered there or is said to be there.
     node: Option<NodeId>,
-    /// Whether its node answered there the last time.
+    /// Whether its node answered there, and has been linked since or is about to be.
     answered: bool,
     own: bool,
     dialling: bool,
@@ -231,9 +245,25 @@ impl Book {
         self.stats
     }
 
-    /// The addresses that are known now, with who is there, if known.
-    pub(crate) fn addresses(&self) -> impl Iterator<Item = (SocketAddr, Option<&NodeId>)> {
-        self.entries.iter().map(|(address, entry)| (*address, entry.node.as_ref()))
+    /// Everybody who is known by name, ordered by it.
+    pub(crate) fn members(&self) -> Vec<MemberInfo> {
+        let mut members: BTreeMap<&NodeId, MemberInfo> = BTreeMap::new();
+        for (address, entry) in &self.entries {
+            let Some(node) = &entry.node else { continue };
+            let told = entry.tellers > 0;
+            let state = if told { MemberState::Unreachable } else { MemberState::Down };
+            let info = MemberInfo { node: node.clone(), address: Some(*address), state };
+            let known = members.entry(node).or_insert_with(|| info.clone());
+            // what others vouch for now goes before what is only remembered
+            if told && known.state == MemberState::Down {
+                *known = info;
+            }
+        }
+        for (node, known) in self.nodes.iter().filter(|(_, known)| known.linked.is_some()) {
+            let info = MemberInfo { node: node.clone(), address: known.home, state: MemberState::Linked };
+            members.insert(node, info);
+        }
+        members.into_values().collect()
     }
 
     fn is_linked(&self, node: &NodeId) -> bool {
@@ -381,6 +411,7 @@ impl Book {
         let lasted =
             gone.linked.is_some_and(|since| self.now.saturating_sub(since) >= self.options.redial_cap);
         for entry in self.entries.values_mut().filter(|e| e.node.as_ref() == Some(node)) {
+            entry.answered = false;
             if lasted {
                 entry.failures = 0;
                 entry.due = self.now + self.random.up_to(self.options.redial_base);
@@ -426,6 +457,8 @@ impl Book {
             self.started = Some(self.now);
             self.entries.values_mut().for_each(|entry| entry.due = now);
             self.sources.iter_mut().for_each(|source| source.due = Some(now));
+        } else if self.wake.is_none_or(|wake| wake > self.now) {
+            return;
         }
         self.plan();
     }
@@ -589,42 +622,34 @@ impl Book {
     }
 
     fn vouched(&self, address: &SocketAddr, entry: &Entry) -> bool {
+        // an address of a linked node where it no longer is vouches for nothing
+        let node = entry.node.as_ref().and_then(|node| self.nodes.get(node));
         entry.seed
-            || entry.dialling
             || entry.tellers > 0
-            || entry.node.as_ref().is_some_and(|node| self.is_held(node))
+            || node.is_some_and(|node| entry.answered || node.home == Some(*address))
             || self.sources.iter().any(|s| s.addresses.contains(address))
     }
 
     /// Forgets what nobody has vouched for since `forget_after`; says when to look again.
     fn plan_forgetting(&mut self) -> Option<Time> {
-        let (mut orphans, mut saved, mut next) = (Vec::new(), Vec::new(), None::<Time>);
-        for (address, entry) in &self.entries {
-            match (self.vouched(address, entry), entry.orphan) {
-                (true, Some(_)) => saved.push(*address),
-                (true, None) => {}
-                (false, since) => {
-                    let until = since.unwrap_or(self.now).saturating_add(self.options.forget_after);
-                    if until > self.now {
-                        next = earliest(next, Some(until));
-                    }
-                    orphans.push((*address, until));
-                }
+        let mut next = None;
+        let vouched: BTreeSet<SocketAddr> =
+            self.entries.iter().filter(|(a, e)| self.vouched(a, e)).map(|(address, _)| *address).collect();
+        let Self { entries, options, stats, now, .. } = self;
+        entries.retain(|address, entry| {
+            if vouched.contains(address) {
+                entry.orphan = None;
+                return true;
             }
-        }
-        for address in saved {
-            self.entries.entry(address).and_modify(|entry| entry.orphan = None);
-        }
-        for (address, until) in orphans {
-            if until <= self.now {
-                self.entries.remove(&address);
-                self.stats.forgotten += 1;
-            } else {
-                self.entries.entry(address).and_modify(|entry| {
-                    entry.orphan.get_or_insert(self.now);
-                });
+            let until = entry.orphan.get_or_insert(*now).saturating_add(options.forget_after);
+            if until <= *now && !entry.dialling {
+                stats.forgotten += 1;
+                return false;
             }
-        }
+            // while it is being dialled, the end of that dial is the time to look again
+            next = earliest(next, Some(until).filter(|until| until > now));
+            true
+        });
         next
     }
 }

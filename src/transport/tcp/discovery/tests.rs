@@ -271,3 +271,152 @@ fn options_that_make_no_sense_are_named() {
     assert!(check(|o| o.forget_after = ms(1)).unwrap_err().contains("forget_after"));
     assert!(check(|o| o.max_addresses = 0).unwrap_err().contains("max_addresses"));
 }
+
+#[test]
+fn what_others_say_moves_nobody_who_is_linked() {
+    let mut book = book(config("a", 1, &[2]));
+    actions(&mut book);
+    answer(&mut book, 2, "b", ms(1));
+    book.handle_linked(&id("c"), host(3), ms(1));
+    introduce(&mut book, "b", &[("c", 9)], ms(2));
+    let address = |book: &Book| book.members().into_iter().find(|m| m.node == id("c")).unwrap().address;
+    assert_eq!(address(&book), Some(host(3)));
+    // nor is that told on, and nobody dials it
+    book.handle_linked(&id("d"), host(4), ms(3));
+    let told = actions(&mut book).into_iter().filter_map(|action| match action {
+        Action::Send(to, message) if to == id("d") => Some(exchange::decode(&message).unwrap()),
+        Action::Send(..) | Action::Settled => None,
+        Action::Dial(_) | Action::Resolve(_) => panic!("{action:?}"),
+    });
+    let linked = vec![(id("b"), host(2)), (id("c"), host(3))];
+    assert_eq!(told.collect::<Vec<_>>(), [Heard::Notice(Notice { first: true, linked, gone: vec![] })]);
+    // once it is gone, what others say is tried as well
+    book.handle_unlinked(&id("c"), Duration::from_secs(20));
+    let tried: BTreeSet<SocketAddr> =
+        run_failing(&mut book, Duration::from_secs(30)).into_iter().map(|(_, a)| a).collect();
+    assert_eq!(tried, BTreeSet::from([host(3), host(9)]));
+}
+
+#[test]
+fn two_who_tell_one_address_and_one_who_stops_leave_one() {
+    let mut book = book(config("a", 1, &[]));
+    for (node, n) in [("b", 2), ("c", 3)] {
+        book.handle_linked(&id(node), host(n), ms(1));
+        introduce(&mut book, node, &[("d", 4)], ms(1));
+        introduce(&mut book, node, &[("d", 4)], ms(2));
+    }
+    assert_eq!(book.entries[&host(4)].tellers, 2);
+    introduce(&mut book, "b", &[("d", 5)], ms(3));
+    assert_eq!((book.entries[&host(4)].tellers, book.entries[&host(5)].tellers), (1, 1));
+    let notice = Notice { first: false, linked: vec![], gone: vec![id("d")] };
+    book.handle_message(&id("b"), &notice.encode().unwrap(), ms(4));
+    assert_eq!((book.entries[&host(4)].tellers, book.entries[&host(5)].tellers), (1, 0));
+    book.handle_unlinked(&id("c"), ms(5));
+    assert_eq!(book.entries[&host(4)].tellers, 0);
+    run_failing(&mut book, Duration::from_secs(700));
+    assert_eq!(book.entries.keys().copied().collect::<Vec<_>>(), [host(2)], "only the linked one stays");
+}
+
+#[test]
+fn addresses_that_nobody_can_dial_and_our_own_are_not_taken() {
+    let mut book = book(config("a", 1, &[]));
+    book.handle_linked(&id("b"), addr("0.0.0.0:7000"), ms(1));
+    assert_eq!(book.members()[0].address, None);
+    let linked =
+        ["0.0.0.0:1", "10.0.0.9:0", "224.0.0.1:7", "[::]:7", "10.0.0.1:7000", "[::ffff:10.0.0.1]:7000"];
+    let mut linked: Vec<_> =
+        linked.iter().enumerate().map(|(i, text)| (id(&format!("x{i}")), addr(text))).collect();
+    linked.push((id("a"), host(8)));
+    let notice = Notice { first: true, linked, gone: vec![] };
+    book.handle_message(&id("b"), &notice.encode().unwrap(), ms(2));
+    assert!(book.entries.is_empty(), "{:?}", book.entries);
+}
+
+#[test]
+fn the_book_is_bounded_and_says_so() {
+    let mut config = config("a", 1, &[2]);
+    config.options.max_addresses = 10;
+    let mut book = book(config);
+    answer(&mut book, 2, "b", ms(1));
+    for round in 0..10u8 {
+        let linked = (0..MAX_NOTICE_ENTRIES)
+            .map(|i| (id(&format!("x{round}-{i}")), SocketAddr::new([10, 1, round, i as u8].into(), 7)));
+        let notice = Notice { first: false, linked: linked.collect(), gone: vec![] };
+        book.handle_message(&id("b"), &notice.encode().unwrap(), ms(2));
+    }
+    assert_eq!(book.entries.len(), 10);
+    assert_eq!(book.stats().overflow, 2000 - 9);
+    assert_eq!(book.nodes[&id("b")].told.len(), 9, "what has no entry is not remembered either");
+    book.handle_linked(&id("late"), host(7), ms(3));
+    assert!(book.entries.contains_key(&host(7)), "who is linked always has a place");
+}
+
+#[test]
+fn dials_at_once_are_bounded() {
+    let mut config = config("a", 1, &[]);
+    config.seeds = (0..200).map(|i| Endpoint::Address(SocketAddr::new([10, 2, 0, i].into(), 7))).collect();
+    let mut book = book(config);
+    let first = dials(&mut book);
+    assert_eq!(first.len(), MAX_DIALS);
+    book.handle_dialled(first[0], Outcome::Failed, ms(1));
+    let next = dials(&mut book);
+    assert_eq!(next.len(), 1);
+    assert!(!first.contains(&next[0]), "those that have waited longer come first");
+}
+
+#[test]
+fn hazard_22_messages_that_make_no_sense_are_counted_and_ignored() {
+    let mut book = book(config("a", 1, &[]));
+    book.handle_linked(&id("b"), host(2), ms(1));
+    let good =
+        Notice { first: true, linked: vec![(id("c"), host(3))], gone: vec![id("d")] }.encode().unwrap();
+    for end in 0..good.len() {
+        book.handle_message(&id("b"), &good[..end], ms(1));
+    }
+    assert_eq!(book.stats().malformed, good.len() as u64);
+    book.handle_message(&id("b"), &[&good[..], &[0]].concat(), ms(1));
+    book.handle_message(&id("b"), &vec![1; exchange::MAX_MESSAGE_LEN + 1], ms(1));
+    // a length beyond the message
+    book.handle_message(&id("b"), &[1, 0, 1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f], ms(1));
+    let many = (0..=MAX_NOTICE_ENTRIES).map(|i| id(&i.to_string())).collect();
+    let many = Notice { first: true, linked: vec![], gone: many }.encode().unwrap();
+    book.handle_message(&id("b"), &many, ms(1));
+    assert_eq!(book.stats().malformed, good.len() as u64 + 4);
+    book.handle_message(&id("b"), &[2, 0, 0, 0, 0], ms(1));
+    book.handle_message(&id("b"), &[1, 200, 0], ms(1));
+    assert_eq!(book.stats().unknown, 2);
+    book.handle_message(&id("stranger"), &good, ms(1));
+    assert_eq!(book.members().len(), 1, "nothing was learned");
+    book.handle_message(&id("b"), &good, ms(1));
+    assert_eq!(book.members().len(), 2);
+}
+
+#[test]
+fn golden_bytes_of_a_notice() {
+    let notice = Notice { first: true, linked: vec![(id("c"), host(3))], gone: vec![id("d")] };
+    let bytes: String = notice.encode().unwrap().iter().map(|b| format!("{b:02x}")).collect();
+    assert_eq!(bytes, "01000101016300".to_owned() + "0a000003d836" + "010164");
+    // the longest one fits
+    let long = |i: usize| id(&format!("{i:0>255}"));
+    let v6 = addr("[2001:db8:ffff:ffff:ffff:ffff:ffff:ffff]:65535");
+    let notice = Notice {
+        first: true,
+        linked: (0..MAX_NOTICE_ENTRIES).map(|i| (long(i), v6)).collect(),
+        gone: vec![],
+    };
+    assert!(notice.encode().unwrap().len() <= exchange::MAX_MESSAGE_LEN);
+}
+
+proptest::proptest! {
+    #[test]
+    fn hazard_22_random_messages_never_panic(mut bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..300), own: bool) {
+        if own {
+            for (at, byte) in [1, 0].into_iter().enumerate() {
+                if let Some(place) = bytes.get_mut(at) { *place = byte; }
+            }
+        }
+        let mut book = book(config("a", 1, &[]));
+        book.handle_linked(&id("b"), host(2), ms(1));
+        book.handle_message(&id("b"), &bytes, ms(1));
+    }
+}
