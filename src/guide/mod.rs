@@ -6,6 +6,10 @@
     feature = "testing",
     doc = "* [`simulation`]: simulate your own server, and check your own transport."
 )]
+#![cfg_attr(
+    feature = "tcp",
+    doc = "* [`security`]: who gets a link over TCP; secrets, certificates, and how to change them."
+)]
 
 pub mod protocol {
     #![doc = include_str!("protocol.md")]
@@ -14,4 +18,9 @@ pub mod protocol {
 #[cfg(feature = "testing")]
 pub mod simulation {
     #![doc = include_str!("simulation.md")]
+}
+
+#[cfg(feature = "tcp")]
+pub mod security {
+    #![doc = include_str!("security.md")]
 }

@@ -293,6 +293,28 @@ impl Reject {
         }
     }
 
+    /// The node that is refused, as far as it has said its name.
+    pub(crate) fn node(&self) -> Option<&NodeId> {
+        match self {
+            Reject::Scope { node, .. }
+            | Reject::SameName { node, .. }
+            | Reject::Mode { node, .. }
+            | Reject::Secret { node, .. }
+            | Reject::CertificateName { node, .. } => Some(node),
+            Reject::Version { .. }
+            | Reject::Itself
+            | Reject::PlainForTls
+            | Reject::Certificate { .. }
+            | Reject::Tls { .. }
+            | Reject::Foreign { .. }
+            | Reject::Malformed { .. }
+            | Reject::TooLarge { .. }
+            | Reject::Refused { .. }
+            | Reject::Closed
+            | Reject::Deadline => None,
+        }
+    }
+
     /// Whether a short refusal ([`Reject::encode`]) may be written before closing: the other end has shown that
     /// it speaks our protocol, and it did not refuse first.
     pub(crate) fn is_ours_to_say(&self) -> bool {

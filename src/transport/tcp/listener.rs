@@ -130,13 +130,13 @@ pub(super) async fn listen(mesh: Arc<Mesh>, alive: Alive, ours: Preamble, listen
     }
 }
 
-/// Counts a refusal, and logs it once for each end and cause.
+/// Counts a refusal, and logs it once for each end and cause. `who`: an address, since a name proves nothing yet.
 pub(super) fn refused(mesh: &Mesh, who: &str, reject: &Reject) {
     mesh.counted.refused(reject.cause());
     if matches!(reject, Reject::Itself) {
         return;
     }
-    if mesh.counted.is_news(who, &reject.cause()) {
+    if mesh.counted.is_news_from(who, reject.node(), &reject.cause()) {
         tracing::warn!(me = %mesh.settings.node, who, %reject, "connection refused");
     }
 }
@@ -206,8 +206,10 @@ async fn exchange(
     loop {
         match machine.handle(&mut bytes) {
             Ok(Step::Send(words)) => {
-                writing.write_all(&words).await.map_err(broken)?;
-                writing.flush().await.map_err(broken)?;
+                // if that fails, the end of the input says so, and before it may come the reason
+                if writing.write_all(&words).await.is_ok() {
+                    let _ = writing.flush().await;
+                }
             }
             Ok(Step::NeedMore) => {
                 if reading.read_buf(&mut bytes).await.map_err(broken)? == 0 {

@@ -9,9 +9,12 @@ use parking_lot::Mutex;
 use super::auth::RefusalCause;
 use super::discovery::DiscoveryStats;
 use crate::transport::link::LinkStats;
+use crate::types::NodeId;
 
 /// How many different pieces of news are remembered; when there are more, all are news again.
 const NEWS: usize = 4096;
+/// How many of them may be about names that one address claims.
+const NEWS_OF_ADDRESS: usize = 64;
 
 /// What a [`TcpTransport`](super::TcpTransport) has been through since it was made. Links and discovery count
 /// anew with each start.
@@ -149,5 +152,38 @@ impl Counted {
             news.clear();
         }
         news.insert((about.to_owned(), what.to_string()))
+    }
+
+    /// The same for a stranger at this address, which may claim one name after the other: of each address some
+    /// names are news, and then no more.
+    pub(super) fn is_news_from(&self, address: &str, claimed: Option<&NodeId>, what: &dyn Display) -> bool {
+        let Some(node) = claimed else { return self.is_news(address, what) };
+        let here = format!("{address} ");
+        let names = {
+            let news = self.news.lock();
+            let since = news.range((here.clone(), String::new())..);
+            since.take_while(|(about, _)| about.starts_with(&here)).take(NEWS_OF_ADDRESS).count()
+        };
+        names < NEWS_OF_ADDRESS && self.is_news(&format!("{here}{node:?}"), what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stranger_is_no_news_for_ever() {
+        let counted = Counted::default();
+        let claims = |address: &str, name: &str| {
+            let node = NodeId::new(name).unwrap();
+            counted.is_news_from(address, Some(&node), &"cause")
+        };
+        assert!(claims("10.0.0.1", "a") && claims("10.0.0.1", "b") && claims("10.0.0.12", "a"));
+        assert!(!claims("10.0.0.1", "a"));
+        let logged = (0..1000).filter(|i| claims("10.0.0.1", &format!("x{i}"))).count();
+        assert_eq!(logged, NEWS_OF_ADDRESS - 2);
+        assert!(claims("10.0.0.12", "b") && counted.is_news_from("10.0.0.1", None, &"cause"));
+        assert!(!counted.is_news_from("10.0.0.1", None, &"cause"));
     }
 }
