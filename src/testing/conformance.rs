@@ -53,6 +53,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use crate::transport::link::LinkConfig;
 use crate::transport::{Frame, Inbound, Lane, Receiver, SendError, Terms, Transport, TransportError};
 use crate::types::{Incarnation, NodeId, Peer};
 
@@ -66,6 +67,19 @@ pub type Verdict = Result<(), String>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the harness cannot do this")]
 pub struct Unsupported;
+
+/// Times of links under which only what a rule does takes a link down, however busy the machine is. For a
+/// [`Harness`]; in a server they would hide a peer that hangs.
+pub fn patient_links() -> LinkConfig {
+    let patience = Duration::from_secs(60);
+    LinkConfig {
+        ping_interval: Some(patience / 4),
+        ping_timeout: patience,
+        stall_timeout: patience,
+        handshake_timeout: patience,
+        ..LinkConfig::default()
+    }
+}
 
 /// A network to test transports on.
 #[async_trait]

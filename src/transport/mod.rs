@@ -3,6 +3,7 @@
 //! The crate decides who must hear a message; a [`Transport`] carries it there.
 
 pub(crate) mod calls;
+pub mod endpoint;
 pub mod link;
 pub mod memory;
 #[cfg(feature = "tcp")]

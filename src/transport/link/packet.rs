@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Refusal;
 use crate::transport::{Frame, Lane, Terms};
-use crate::types::Peer;
+use crate::types::{NodeId, Peer};
 
 /// The version of the link layer; ends of different ones refuse each other.
 pub(crate) const LINK_VERSION: u8 = 1;
@@ -52,6 +52,34 @@ impl Packet {
         match self.head.get(..2) {
             Some(&[FRAME, lane]) => Lane::ALL.get(usize::from(lane)).copied(),
             _ => None,
+        }
+    }
+
+    /// One message, for networks that carry messages: `| length of the head: u32, little-endian | head | body |`.
+    pub fn to_bytes(&self) -> Bytes {
+        let mut bytes = BytesMut::with_capacity(4 + self.len());
+        bytes.put_u32_le(u32::try_from(self.head.len()).unwrap_or(u32::MAX));
+        bytes.extend_from_slice(&self.head);
+        bytes.extend_from_slice(&self.body);
+        bytes.freeze()
+    }
+
+    /// What [`Packet::to_bytes`] made, without a copy; `None` for what it cannot have made.
+    pub fn from_bytes(bytes: Bytes) -> Option<Self> {
+        let (length, rest) = bytes.split_first_chunk::<4>()?;
+        let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
+        let body = 4_usize.checked_add(length).filter(|_| length <= rest.len())?;
+        Some(Self { head: bytes.slice(4..body), body: bytes.slice(body..) })
+    }
+
+    /// Who says hello in this, if it is a hello that is understood here.
+    pub(crate) fn greets_from(&self) -> Option<NodeId> {
+        if self.head.first() != Some(&HELLO) {
+            return None;
+        }
+        match decode_hello(&self.head) {
+            Ok(Heard::Word(Word::Hello(hello))) => Some(hello.peer.node),
+            Ok(_) | Err(_) => None,
         }
     }
 
@@ -264,6 +292,19 @@ mod tests {
         let large = encode_frame(1, &Frame::new(Lane::Data, vec![0; 50], vec![0; 51]), &mut BytesMut::new());
         assert_eq!(decode(large.clone(), 100), Err(PacketError::TooLarge));
         assert!(decode(large, 101).is_ok());
+    }
+
+    #[test]
+    fn a_packet_is_one_message_and_back() {
+        for frame in [Frame::new(Lane::Data, "head", "body"), Frame::new(Lane::Control, "", "")] {
+            let packet = encode_frame(1, &frame, &mut BytesMut::new());
+            let bytes = packet.to_bytes();
+            assert_eq!(Packet::from_bytes(bytes.clone()), Some(packet.clone()));
+            for end in 0..4 + packet.head.len() {
+                assert_eq!(Packet::from_bytes(bytes.slice(..end)), None, "cut at {end}");
+            }
+        }
+        assert_eq!(Packet::from_bytes(Bytes::from_static(&[0xff; 12])), None);
     }
 
     proptest! {
