@@ -2,6 +2,8 @@
 //!
 //! * [`protocol`]: how a broadcast reaches every member while the cluster changes, what is promised, and which
 //!   test watches over each promise.
+//! * [`own_transport`]: bring the network that you have.
+//! * [`regions`]: several clusters, one audience.
 #![cfg_attr(
     feature = "testing",
     doc = "* [`simulation`]: simulate your own server, and check your own transport."
@@ -13,6 +15,14 @@
 
 pub mod protocol {
     #![doc = include_str!("protocol.md")]
+}
+
+pub mod own_transport {
+    #![doc = include_str!("own_transport.md")]
+}
+
+pub mod regions {
+    #![doc = include_str!("regions.md")]
 }
 
 #[cfg(feature = "testing")]
