@@ -107,7 +107,6 @@ impl Transport for WebSockets {
     async fn send(&self, to: &Peer, frame: Frame) -> Result<(), SendError> {
         self.endpoint.send(to, frame).await
     }
-
     fn try_send(&self, to: &Peer, frame: Frame) -> Result<(), SendError> {
         self.endpoint.try_send(to, frame)
     }
@@ -151,14 +150,13 @@ async fn dial_all(running: Running, directory: Arc<Directory>) {
 
 async fn dial(attempt: Attempt, address: SocketAddr) {
     let Ok(stream) = TcpStream::connect(address).await else { return };
-    let _ = stream.set_nodelay(true);
     let config = WebSocketConfig::default()
         .read_buffer_size(16 << 10)
         .max_message_size(Some(MAX_MESSAGE))
         .max_frame_size(Some(MAX_MESSAGE));
     let url = format!("ws://{address}/link");
     let upgrade = tokio_tungstenite::client_async_with_config(url, stream, Some(config));
-    // without a limit of its own, a server that says nothing would keep this attempt for ever
+    // a server that says nothing must not keep this attempt for ever
     let Ok(Ok((socket, _))) = tokio::time::timeout(Duration::from_secs(3), upgrade).await else { return };
     let read = |message| if let tungstenite::Message::Binary(bytes) = message { Some(bytes) } else { None };
     let (stream, sink) = halves(socket, read, tungstenite::Message::Binary);
@@ -202,7 +200,6 @@ async fn main() -> Result<(), Box<dyn Error>> {
             println!("  {} has heard: {}", at.node(), String::from_utf8_lossy(message.payload()));
         }
     }
-    println!("3 nodes, 3 broadcasts, 9 deliveries over WebSockets");
     Ok(())
 }
 
@@ -242,8 +239,8 @@ mod tests {
             Ok(())
         }
         async fn crash(&self, node: &str) -> Result<(), Unsupported> {
-            let transport = self.1.lock()[node].clone();
-            transport.endpoint.abort().await;
+            let crashing = self.1.lock()[node].clone();
+            crashing.endpoint.abort().await;
             Ok(())
         }
     }

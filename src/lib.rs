@@ -39,7 +39,8 @@
 //! * [`Subscriber`] is what gets messages: a channel, a closure, a type of yours. A [`Subscription`] is a bounded
 //!   mailbox that says what it missed.
 //! * [`Config`] has every option, with its meaning and how to choose it.
-//! * [`transport`] moves frames: [`transport::memory`] inside one process, or one of your own.
+//! * [`transport`] moves frames: [`transport::memory`] inside one process, or one of your own by
+//!   [`transport::endpoint`].
 //! * [`node`] decides: sans-IO, so that what is checked is what ships.
 //! * [`Ring`], [`View`] and [`ViewHash`] are the pure parts.
 //! * [`guide`] explains the protocol, with what is promised and which test watches over it, and simulation.

@@ -138,6 +138,17 @@ fn token_hash(node: &NodeId, vnode: u32) -> u64 {
 
 impl Ring {
     /// The ring of these nodes. A node given twice counts once.
+    ///
+    /// For the ring of a view, also of another scope's, give it [`View::ring_nodes`](crate::View::ring_nodes) and that
+    /// scope's `vnodes`; the guide [`regions`](crate::guide::regions) shows it at work.
+    ///
+    /// ```
+    /// use muster_router::{Incarnation, NodeId, Peer, Ring, RingConfig, Standing, View};
+    /// let member = |name| Peer::new(NodeId::new(name).unwrap(), Incarnation::MIN);
+    /// let view = View::new([(member("a"), Standing::Active), (member("b"), Standing::Draining)]);
+    /// let ring = Ring::of(view.ring_nodes(), RingConfig { vnodes: 64 });
+    /// assert_eq!(ring.router_for("room:42").map(NodeId::as_str), Some("a"), "who drains routes nothing");
+    /// ```
     pub fn of(nodes: impl IntoIterator<Item = NodeId>, config: RingConfig) -> Self {
         Self::with_tokens(nodes, config, token_hash)
     }

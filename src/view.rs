@@ -47,6 +47,20 @@ impl ViewHash {
     /// ```
     ///
     /// with 1 in the place of 0, which is [`ViewHash::UNSETTLED`].
+    ///
+    /// With the view of another scope this is the tag for its routers ([`Muster::targets`](crate::Muster::targets));
+    /// the guide [`regions`](crate::guide::regions) shows it at work.
+    ///
+    /// ```
+    /// use muster_router::{Incarnation, NodeId, Peer, RingConfig, Standing, View, ViewHash};
+    /// let member = |incarnation| Peer::new(NodeId::new("a").unwrap(), Incarnation::new(incarnation).unwrap());
+    /// let hash = |incarnation| {
+    ///     let view = View::new([(member(incarnation), Standing::Active)]);
+    ///     ViewHash::of(&view, &RingConfig::default())
+    /// };
+    /// assert_eq!(hash(1), hash(1));
+    /// assert_ne!(hash(1), hash(2), "a node that was started again is another member");
+    /// ```
     pub fn of(view: &View, ring: &RingConfig) -> Self {
         Self::settled(xxh3_64(&view.canonical_bytes(ring)))
     }

@@ -88,8 +88,8 @@ impl Ledger {
 
     pub(crate) fn count(&self) -> Totals {
         let (casts, members) = (self.casts.lock().clone(), self.members.lock().clone());
-        let mut totals = Totals::default();
-        totals.sent = casts.iter().filter(|cast| cast.ended != NEVER).count() as u64;
+        let sent = casts.iter().filter(|cast| cast.ended != NEVER).count() as u64;
+        let mut totals = Totals { sent, ..Totals::default() };
         for member in members {
             let joined = member.joined.load(Ordering::SeqCst);
             let left = member.left.load(Ordering::SeqCst);
