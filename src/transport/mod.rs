@@ -207,7 +207,8 @@ impl<T: Transport + ?Sized> Transport for Arc<T> {
 /// What a transport tells the router. None of it waits. It may hand the transport frames by
 /// [`Transport::try_send`], so a transport must hold no lock that `try_send` needs while it reports.
 pub trait Receiver: Send + Sync + 'static {
-    /// A link to this peer exists. Returns before either side sends on it.
+    /// A link to this peer exists. Returns before either side sends on it. A later life of the node's own name
+    /// says that this one has been superseded: the router takes no further part.
     fn peer_up(&self, peer: Peer);
     /// Its link broke or fell silent; frames to it are kept for now.
     fn peer_suspect(&self, peer: &Peer);

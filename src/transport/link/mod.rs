@@ -865,6 +865,11 @@ impl Links {
         }
     }
 
+    /// Whether there is a session with a node of this name.
+    fn is_linked_by_name(&self, node: &Option<NodeId>) -> bool {
+        node.as_ref().is_some_and(|node| self.sessions.contains_key(node))
+    }
+
     fn on_refused(&mut self, raw: RawId, refusal: Refusal) {
         let node = self.peer_of(raw).map(|peer| peer.node);
         match refusal {
@@ -876,6 +881,11 @@ impl Links {
                 for raw in all {
                     self.break_raw(raw);
                 }
+                return;
+            }
+            Refusal::Superseded { live } if live == self.me.incarnation && self.is_linked_by_name(&node) => {
+                // it has this very life on another connection; two that dial each other at once open two
+                self.break_raw(raw);
                 return;
             }
             Refusal::Superseded { live } => self.effects.push_back(Effect::Superseded { live }),

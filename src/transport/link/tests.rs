@@ -561,6 +561,12 @@ fn two_connections_at_once_give_one_link() {
         assert_eq!(w.told[1], [Told::Up(peer("a", 1)), Told::Frame(Lane::Data, 1)], "seed {seed}");
         let held = w.connections.values().filter(|c| c.held == [true, true]).count();
         assert_eq!(held, 1, "the other is closed");
+        // and one that comes when the link is there, of a life of which nobody has been told yet
+        w.open(0, 1);
+        w.pass(600 * MS);
+        assert_eq!(w.superseded, [None, None], "seed {seed}: nobody is driven out by itself");
+        assert_eq!(w.connections.values().filter(|c| c.held == [true, true]).count(), 1);
+        assert_eq!(w.told[0].len(), 1, "seed {seed}: {:?}", w.told[0]);
     }
 }
 

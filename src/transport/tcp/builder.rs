@@ -10,7 +10,7 @@ use super::auth::Secret;
 use super::discovery::{DiscoveryOptions, Endpoint};
 use super::tls::TlsOptions;
 use crate::transport::link::LinkConfig;
-use crate::types::{NameError, NodeId};
+use crate::types::{Incarnation, NameError, NodeId};
 
 /// The longest frame that its length prefix can carry.
 const MAX_FRAME: usize = u32::MAX as usize - (1 << 16);
@@ -174,6 +174,8 @@ impl fmt::Debug for HostPort {
 pub(super) struct Settings {
     pub(super) node: NodeId,
     pub(super) listen: HostPort,
+    /// In the place of the clock.
+    pub(super) incarnation: Option<Incarnation>,
     pub(super) advertise: Option<HostPort>,
     pub(super) seeds: Vec<Endpoint>,
     pub(super) dns: Vec<(Endpoint, Duration)>,
@@ -191,6 +193,7 @@ pub(super) struct Settings {
 #[must_use = "build() makes the transport"]
 pub struct TcpBuilder {
     node: String,
+    incarnation: Option<Incarnation>,
     listen: Option<String>,
     advertise: Option<String>,
     seeds: Vec<String>,
@@ -207,6 +210,7 @@ impl TcpBuilder {
     pub(super) fn new(node: String) -> Self {
         Self {
             node,
+            incarnation: None,
             listen: None,
             advertise: None,
             seeds: Vec::new(),
@@ -218,6 +222,13 @@ impl TcpBuilder {
             link: LinkConfig::default(),
             limits: TcpLimits::default(),
         }
+    }
+
+    /// The incarnation that the clock would give: for tests of clocks that were set back.
+    #[doc(hidden)]
+    pub fn incarnation(mut self, incarnation: Incarnation) -> Self {
+        self.incarnation = Some(incarnation);
+        self
     }
 
     /// Where to take connections: `host:port`, port 0 for any. Required.
@@ -323,6 +334,7 @@ impl TcpBuilder {
         check_link(&self.link)?;
         Ok(Settings {
             node,
+            incarnation: self.incarnation,
             listen,
             advertise,
             seeds,

@@ -1,5 +1,6 @@
 //! The task of the mesh: timers, discovery, dials, and the end.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,8 @@ use super::discovery::{Action, Book, Outcome, Target};
 use super::listener::{self, greet, refused};
 use super::mesh::{Alive, Event, Mesh, Phase};
 use super::preamble::Preamble;
-use crate::transport::link::Time;
+use crate::transport::link::{RawId, Time};
+use crate::types::NodeId;
 
 /// A timer that is so late shows that this process has been standing still.
 const STOOD_STILL: Duration = Duration::from_millis(100);
@@ -36,13 +38,15 @@ pub(super) struct Driver {
     /// Discovery has settled, but this life has just begun anew.
     settles: Option<Time>,
     reborn: Option<Time>,
+    /// On which connection each linked node was told whom we know.
+    told: BTreeMap<NodeId, RawId>,
 }
 
 impl Driver {
     pub(super) fn new(mesh: Arc<Mesh>, alive: Alive, ours: Preamble, book: Book) -> Self {
         // bounded by what the book asks for at once
         let done = mpsc::unbounded_channel();
-        Self { mesh, alive, ours, book, done, settles: None, reborn: None }
+        Self { mesh, alive, ours, book, done, settles: None, reborn: None, told: BTreeMap::new() }
     }
 
     pub(super) async fn run(mut self) {
@@ -107,17 +111,24 @@ impl Driver {
                     let state = self.mesh.state.lock();
                     let live = state.links.connection(&node).and_then(|raw| state.connections.get(&raw));
                     let held = state.connections.values().any(|connection| connection.node == node);
-                    (held, live.map(|connection| connection.advertise))
+                    (held, live.map(|connection| (connection.raw, connection.advertise)))
                 };
                 match live {
-                    Some(advertise) => {
+                    Some((raw, advertise)) => {
                         self.settles = self.settles.map(|_| now);
                         self.reborn = None;
                         self.book.handle_linked(&node, advertise, now);
+                        if self.told.insert(node.clone(), raw).is_some_and(|told| told != raw) {
+                            // what was on its way on the connection before may be lost
+                            self.book.handle_reconnected(&node, now);
+                        }
                     }
                     // one is on its way, or on its way out: then there is another look when it is gone
                     None if held => {}
-                    None => self.book.handle_unlinked(&node, now),
+                    None => {
+                        self.told.remove(&node);
+                        self.book.handle_unlinked(&node, now);
+                    }
                 }
             }
             Event::Message(node, message) => self.book.handle_message(&node, &message, now),

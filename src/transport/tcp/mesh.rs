@@ -268,7 +268,10 @@ impl Mesh {
             // reported after this one
             state.links.disconnect(&peer, now);
         }
+        let me = state.links.me().node.clone();
         drop(state);
+        // the router takes no further part, instead of believing that it is alone
+        self.inbound.peer_up(Peer::new(me, live));
         tracing::error!(me = %self.settings.node, %live, "a live node of this name is on the network: leaving");
         self.wake.notify_one();
     }
@@ -349,22 +352,31 @@ impl Mesh {
         connection.end_now();
     }
 
-    /// What a connection has brought.
+    /// What a connection has brought. The messages of the mesh come after what the packets have led to: the first
+    /// ones of a link are often read together with the packet that makes it one.
     pub(super) async fn received(&self, connection: &Connection, read: &mut Read) {
-        self.input_and_wait(|state, now| {
-            for packet in read.packets.drain(..) {
-                state.links.handle_packet(connection.raw, packet, now);
-            }
-            for message in read.messages.drain(..) {
-                if state.messages >= MAX_MESSAGES {
-                    self.counted.dropped_message();
-                    continue;
+        if !read.packets.is_empty() {
+            self.input_and_wait(|state, now| {
+                for packet in read.packets.drain(..) {
+                    state.links.handle_packet(connection.raw, packet, now);
                 }
-                state.messages += 1;
-                state.events.push(Event::Message(connection.node.clone(), message));
+            })
+            .await;
+        }
+        if read.messages.is_empty() {
+            return;
+        }
+        let mut state = self.state.lock();
+        for message in read.messages.drain(..) {
+            if state.messages >= MAX_MESSAGES {
+                self.counted.dropped_message();
+                continue;
             }
-        })
-        .await;
+            state.messages += 1;
+            state.events.push(Event::Message(connection.node.clone(), message));
+        }
+        drop(state);
+        self.wake.notify_one();
     }
 
     /// Takes what is to be written. It comes in the order of urgency, and not too much at once.

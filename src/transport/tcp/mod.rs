@@ -87,8 +87,10 @@ impl TcpTransport {
             return Err(TransportError::AlreadyStarted { node: self.settings.node.clone() });
         }
         let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+        let clock = u64::try_from(clock).unwrap_or(u64::MAX);
+        let clock = self.settings.incarnation.map_or(clock, Incarnation::get);
         // above every earlier life of this value, also when the clock went back
-        life.last = u64::try_from(clock).unwrap_or(u64::MAX).max(life.last.saturating_add(1));
+        life.last = clock.max(life.last.saturating_add(1));
         let incarnation = Incarnation::new(life.last).unwrap_or(Incarnation::MIN);
         let (mesh, alive) = Mesh::new(self.settings.clone(), self.counted.clone(), inbound, incarnation);
         life.mesh = Some(mesh.clone());

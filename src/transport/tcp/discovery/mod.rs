@@ -397,6 +397,15 @@ impl Book {
         self.plan();
     }
 
+    /// Another connection to a linked node is in use: it is told everything again, because messages are not
+    /// repeated like frames.
+    pub(crate) fn handle_reconnected(&mut self, node: &NodeId, now: Time) {
+        self.tick(now);
+        if self.is_linked(node) {
+            self.greet(node);
+        }
+    }
+
     /// No connection to this node is in use any more.
     pub(crate) fn handle_unlinked(&mut self, node: &NodeId, now: Time) {
         self.tick(now);
