@@ -10,7 +10,7 @@ use std::io::Write;
 
 use app::check::{self, Plan};
 use app::cli::{self, Task};
-use app::cluster::Ports;
+use app::cluster::{Cluster, Ports};
 use app::{replay, trace};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -40,7 +40,7 @@ const TRACE: &str = "minute\troom\tevent\tuser\tbytes
 async fn a_trace_is_replayed_and_counted() {
     let path = std::env::temp_dir().join(format!("muster-chat-trace-{}.tsv", std::process::id()));
     std::fs::File::create(&path).unwrap().write_all(TRACE.as_bytes()).unwrap();
-    let report = replay::run(&path, 3).await;
+    let report = replay::run(&path, Cluster::start(3, Ports::Any).await.unwrap()).await;
     std::fs::remove_file(&path).unwrap();
     let report = report.unwrap();
     // 2 + 1 + 3 + 2: each message to those who are there, its sender among them.

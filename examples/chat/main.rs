@@ -1,4 +1,4 @@
-//! A chat on a cluster in one process. `cargo run --release --example chat -- --help` says how.
+//! A chat on a cluster, in one process or several. `cargo run --release --example chat -- --help` says how.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -7,6 +7,9 @@ mod app;
 
 use app::cli::{self, Options, Task};
 use app::cluster::Cluster;
+#[cfg(feature = "tcp")]
+use app::one;
+use app::stage::Place;
 use app::{Failure, check, drive, replay};
 
 fn main() -> ExitCode {
@@ -43,17 +46,38 @@ async fn run(options: Options) -> Result<ExitCode, Failure> {
             print!("{}", cli::HELP);
             return Ok(ExitCode::SUCCESS);
         }
-        Task::Serve { replay } => {
-            let cluster = Cluster::start(options.nodes, options.ports).await?;
+        #[cfg(feature = "tcp")]
+        Task::Node(ref node) => {
+            one::run(node, options.ports).await?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Task::Serve { ref replay } => {
+            let replay = replay.clone();
+            let cluster = start(&options).await?;
             serve(&cluster, replay).await?;
             cluster.shutdown().await;
             return Ok(ExitCode::SUCCESS);
         }
-        Task::Check => check::run(&check::Plan { nodes: options.nodes, ..check::Plan::default() }).await?,
-        Task::CheckReplay { file } => replay::run(&file, options.nodes).await?,
+        Task::Check => {
+            let (nodes, place) = (options.nodes, options.place);
+            check::run(&check::Plan { nodes, place, ..check::Plan::default() }).await?
+        }
+        Task::CheckReplay { ref file } => {
+            let cluster = start(&options).await?;
+            replay::run(file, cluster).await?
+        }
     };
     println!("{report}");
     Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// All nodes in this process.
+async fn start(options: &Options) -> Result<Arc<Cluster>, Failure> {
+    match options.place {
+        #[cfg(feature = "tcp")]
+        Place::Tcp | Place::Processes { .. } => Cluster::start_tcp(options.nodes, options.ports).await,
+        Place::Memory => Cluster::start(options.nodes, options.ports).await,
+    }
 }
 
 async fn serve(cluster: &Arc<Cluster>, replay: Option<(std::path::PathBuf, f64)>) -> Result<(), Failure> {

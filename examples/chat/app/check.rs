@@ -18,8 +18,9 @@ use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 use tokio_tungstenite::tungstenite::Message as Frame;
 
 use super::client::{self, Sink, Stream};
-use super::cluster::{Cluster, Ports, Stop};
+use super::cluster::Stop;
 use super::ledger::{Account, Ledger, Row};
+use super::stage::{Place, Stage};
 use super::wire::Command;
 use super::{Dice, Failure};
 
@@ -39,11 +40,20 @@ pub(crate) struct Plan {
     pub(crate) clients_per_node: usize,
     pub(crate) rooms_per_client: usize,
     pub(crate) seed: u64,
+    pub(crate) place: Place,
 }
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { nodes: 3, messages: 3000, rooms: 50, clients_per_node: 8, rooms_per_client: 16, seed: 1 }
+        Self {
+            nodes: 3,
+            messages: 3000,
+            rooms: 50,
+            clients_per_node: 8,
+            rooms_per_client: 16,
+            seed: 1,
+            place: Place::Memory,
+        }
     }
 }
 
@@ -122,9 +132,9 @@ enum Order {
 
 /// Runs the check.
 pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
-    let cluster = Cluster::start(plan.nodes, Ports::Any).await?;
+    let stage = Stage::start(plan.place, plan.nodes).await?;
     let shared = Arc::new(Shared {
-        addresses: cluster.addresses().into_iter().map(|(_, address)| address).collect(),
+        addresses: stage.addresses(),
         rooms: plan.rooms,
         ledger: Mutex::default(),
         progress: Notify::new(),
@@ -141,7 +151,7 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
         }
         clients.push(Client::start(shared.clone(), number, number % plan.nodes, rooms).await?);
     }
-    let outcome = tokio::time::timeout(PATIENCE * 6, conduct(plan, &cluster, &shared, &clients)).await;
+    let outcome = tokio::time::timeout(PATIENCE * 6, conduct(plan, &stage, &shared, &clients)).await;
     let trouble = match outcome {
         Ok(Ok(())) => Vec::new(),
         Ok(Err(error)) => vec![error.to_string()],
@@ -151,14 +161,14 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
         )],
     };
     clients.iter().for_each(|client| client.task.abort());
-    cluster.shutdown().await;
+    stage.shutdown().await;
     let account = shared.ledger.lock().account(plan.nodes);
     Ok(report(account, trouble))
 }
 
 async fn conduct(
     plan: &Plan,
-    cluster: &Arc<Cluster>,
+    stage: &Stage,
     shared: &Arc<Shared>,
     clients: &[ClientHandle],
 ) -> Result<(), Failure> {
@@ -167,15 +177,15 @@ async fn conduct(
     let home: Vec<_> = clients.iter().filter(|client| client.home == victim).collect();
     let part = plan.messages / 6;
     let go_home = async || {
-        cluster.start_node(&name).await?;
-        cluster.until_all_ready().await?;
+        stage.start_node(&name).await?;
+        stage.until_all_ready().await?;
         for client in &home {
             client.order(|done| Order::Move(victim, done)).await?;
         }
         Ok(())
     };
     during(shared, part, async { Ok(()) }).await?;
-    during(shared, part, cluster.stop_node(&name, Stop::Orderly)).await?;
+    during(shared, part, stage.stop_node(&name, Stop::Orderly)).await?;
     during(shared, part, go_home()).await?;
     during(shared, part, async {
         // In this order: what was confirmed before the mark has been read by its members when the node goes.
@@ -187,8 +197,8 @@ async fn conduct(
         }
         // Into the middle of a burst, so that there are messages without a receipt.
         shared.burst().await?;
-        cluster.stop_node(&name, Stop::Crash).await?;
-        cluster.until_all_ready().await
+        stage.stop_node(&name, Stop::Crash).await?;
+        stage.until_all_ready().await
     })
     .await?;
     during(shared, part, go_home()).await?;

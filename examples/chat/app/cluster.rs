@@ -13,6 +13,7 @@ use serde::Serialize;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc, watch};
 
+use muster_router::transport::Transport;
 use muster_router::transport::memory::Network;
 pub(crate) use muster_router::{
     BroadcastId, Decision, Delivered, Membership, Message, Muster, NodeId, Receipt, Route, ScopeState,
@@ -89,6 +90,19 @@ impl Node {
             left.await;
         }
     }
+
+    /// People first, then the routing, then the network.
+    async fn leave_in_order(&self) {
+        self.phase.send_replace(Phase::Going);
+        // People who do not move in time are cut off, and connect elsewhere then.
+        let _moved = tokio::time::timeout(MOVE_TIME, self.until_empty()).await;
+        if let Err(waiting) = self.muster.drain(DRAIN_TIME).await {
+            eprintln!("{} stops without having drained: {waiting}", self.name);
+        }
+        self.phase.send_replace(Phase::Closed);
+        let _flushed = tokio::time::timeout(MOVE_TIME, self.until_empty()).await;
+        self.muster.shutdown().await;
+    }
 }
 
 enum Life {
@@ -107,9 +121,26 @@ struct Slot {
     door: Arc<Mutex<Option<mpsc::Sender<TcpStream>>>>,
 }
 
-/// All nodes and the network between them.
+/// What connects the nodes.
+pub(crate) enum Net {
+    Memory(Network),
+    #[cfg(feature = "tcp")]
+    Tcp(super::tcp::Mesh),
+}
+
+impl Net {
+    fn transport(&self, name: &str) -> Result<Arc<dyn Transport>, Failure> {
+        match self {
+            Net::Memory(network) => Ok(Arc::new(network.node(name))),
+            #[cfg(feature = "tcp")]
+            Net::Tcp(mesh) => mesh.transport(name),
+        }
+    }
+}
+
+/// All nodes of this process and the network between them.
 pub(crate) struct Cluster {
-    network: Network,
+    network: Net,
     slots: Vec<Slot>,
     accepting: Mutex<Vec<tokio::task::JoinHandle<()>>>,
 }
@@ -129,27 +160,50 @@ pub(crate) enum Ports {
     From(u16),
     /// Any free ones.
     Any,
+    /// This one and no other.
+    #[cfg(feature = "tcp")]
+    Just(u16),
 }
 
 impl Cluster {
-    /// Starts `count` nodes, n1, n2, …, and returns when all are ready.
+    /// Starts `count` nodes, n1, n2, …, on a memory network, and returns when all are ready.
     pub(crate) async fn start(count: usize, ports: Ports) -> Result<Arc<Self>, Failure> {
+        Self::start_on(Net::Memory(Network::new()), numbered(count), ports).await
+    }
+
+    /// The same over TCP.
+    #[cfg(feature = "tcp")]
+    pub(crate) async fn start_tcp(count: usize, ports: Ports) -> Result<Arc<Self>, Failure> {
+        let mesh = super::tcp::Mesh::local(numbered(count))?;
+        Self::start_on(Net::Tcp(mesh), numbered(count), ports).await
+    }
+
+    /// Starts the nodes of these names and returns when all are ready.
+    pub(crate) async fn start_on(
+        network: Net,
+        names: Vec<Arc<str>>,
+        ports: Ports,
+    ) -> Result<Arc<Self>, Failure> {
+        let count = names.len();
         let mut slots = Vec::with_capacity(count);
         let mut accepting = Vec::with_capacity(count);
-        for index in 0..count {
+        for (index, name) in names.into_iter().enumerate() {
             let listener = listen(ports, index).await?;
             let door = Arc::new(Mutex::new(None));
             slots.push(Slot {
-                name: format!("n{}", index + 1).into(),
+                name,
                 address: listener.local_addr()?,
                 life: Mutex::new(Life::Down),
                 door: door.clone(),
             });
             accepting.push(tokio::spawn(accept(listener, door)));
         }
-        let cluster = Arc::new(Self { network: Network::new(), slots, accepting: Mutex::new(accepting) });
+        let cluster = Arc::new(Self { network, slots, accepting: Mutex::new(accepting) });
         futures_util::future::try_join_all((0..count).map(|index| cluster.start_slot(index))).await?;
-        cluster.until_all_ready().await?;
+        if count > 1 {
+            // One alone may have others elsewhere.
+            cluster.until_all_ready().await?;
+        }
         Ok(cluster)
     }
 
@@ -188,7 +242,7 @@ impl Cluster {
     }
 
     async fn bring_up(self: &Arc<Self>, slot: &Slot) -> Result<Arc<Node>, Failure> {
-        let muster = Muster::builder("chat").transport(self.network.node(&slot.name)).start().await?;
+        let muster = Muster::builder("chat").transport(self.network.transport(&slot.name)?).start().await?;
         muster.until_ready(READY_TIME).await?;
         let phase = watch::Sender::new(Phase::Open);
         let node = Arc::new(Node {
@@ -203,6 +257,21 @@ impl Cluster {
         let streams = super::server::serve(slot.address, node.clone(), Arc::downgrade(self));
         *slot.door.lock() = Some(streams);
         Ok(node)
+    }
+
+    /// The first node, if it runs.
+    #[cfg(feature = "tcp")]
+    pub(crate) fn first(&self) -> Option<Arc<Node>> {
+        self.running().into_iter().next()
+    }
+
+    /// Stops the node of a process that has no other.
+    #[cfg(feature = "tcp")]
+    pub(crate) async fn stop_orderly(&self, node: &Node) {
+        if let Ok(slot) = self.slot(&node.name) {
+            *slot.door.lock() = None;
+        }
+        node.leave_in_order().await;
     }
 
     /// Stops a running node. The last one stays: nothing would be left to start it again from.
@@ -229,17 +298,7 @@ impl Cluster {
         // No new connections; those that are here hear about it below.
         *slot.door.lock() = None;
         match stop {
-            Stop::Orderly => {
-                node.phase.send_replace(Phase::Going);
-                // People who do not move in time are cut off, and connect elsewhere then.
-                let _moved = tokio::time::timeout(MOVE_TIME, node.until_empty()).await;
-                if let Err(waiting) = node.muster.drain(DRAIN_TIME).await {
-                    eprintln!("{name} stops without having drained: {waiting}");
-                }
-                node.phase.send_replace(Phase::Closed);
-                let _flushed = tokio::time::timeout(MOVE_TIME, node.until_empty()).await;
-                node.muster.shutdown().await;
-            }
+            Stop::Orderly => node.leave_in_order().await,
             Stop::Crash => {
                 self.crash(&slot.name);
                 node.phase.send_replace(Phase::Crashed);
@@ -250,8 +309,15 @@ impl Cluster {
         Ok(())
     }
 
+    /// Over TCP the node's own end, without a drain, is all the crash there is within one process.
     fn crash(&self, name: &str) {
-        self.network.crash(name);
+        match &self.network {
+            Net::Memory(network) => {
+                network.crash(name);
+            }
+            #[cfg(feature = "tcp")]
+            Net::Tcp(_) => {}
+        }
     }
 
     /// Stops everything, for the end of the program.
@@ -297,7 +363,15 @@ impl Cluster {
     }
 }
 
+fn numbered(count: usize) -> Vec<Arc<str>> {
+    (1..=count).map(|number| format!("n{number}").into()).collect()
+}
+
 async fn listen(ports: Ports, index: usize) -> Result<TcpListener, Failure> {
+    #[cfg(feature = "tcp")]
+    if let Ports::Just(port) = ports {
+        return Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await?);
+    }
     if let Ports::From(base) = ports {
         let wanted = base.saturating_add(u16::try_from(index).unwrap_or(u16::MAX));
         if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, wanted)).await {

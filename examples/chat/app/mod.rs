@@ -1,7 +1,7 @@
 //! A chat on a cluster: the nodes, the page that people use, and the checks that nothing gets lost.
 //!
 //! ```text
-//! browser or check ── websocket ── session ── Muster of that node ── memory network ── the other nodes
+//! browser or check ── websocket ── session ── Muster of that node ── network ── the other nodes
 //!                                     │
 //!                                     └ hub: who is in a room, and what was said lately
 //! ```
@@ -11,12 +11,19 @@ pub(crate) mod cli;
 pub(crate) mod client;
 pub(crate) mod cluster;
 pub(crate) mod drive;
+#[cfg(feature = "tcp")]
+pub(crate) mod fleet;
 mod hub;
 pub(crate) mod ledger;
+#[cfg(feature = "tcp")]
+pub(crate) mod one;
 mod outbox;
 pub(crate) mod replay;
 mod server;
 mod session;
+pub(crate) mod stage;
+#[cfg(feature = "tcp")]
+pub(crate) mod tcp;
 pub(crate) mod trace;
 pub(crate) mod wire;
 

@@ -21,7 +21,7 @@ use tokio_tungstenite::tungstenite::Message as Frame;
 use super::Failure;
 use super::check::Report;
 use super::client::{self, Sink, Stream};
-use super::cluster::{Cluster, Ports};
+use super::cluster::Cluster;
 use super::ledger::Row;
 use super::trace::{self, Kind, Room, Step, node_of};
 use super::wire::{Compact, MAX_FRAME};
@@ -128,10 +128,10 @@ struct Place {
 /// Where a room's commands go, by node.
 type Senders = Vec<mpsc::UnboundedSender<Compact>>;
 
-pub(crate) async fn run(file: &Path, nodes: usize) -> Result<Report, Failure> {
+pub(crate) async fn run(file: &Path, cluster: Arc<Cluster>) -> Result<Report, Failure> {
     let began = Instant::now();
     let rooms = trace::load(file)?;
-    let cluster = Cluster::start(nodes, Ports::Any).await?;
+    let nodes = cluster.addresses().len();
     let mut places = Vec::with_capacity(rooms.len());
     let mut base = 0;
     for (number, room) in rooms.iter().enumerate() {
