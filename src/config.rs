@@ -260,7 +260,7 @@ impl ConfigError {
     }
 }
 
-fn within<T: PartialOrd + Debug>(
+pub(crate) fn within<T: PartialOrd + Debug>(
     option: &'static str,
     given: T,
     allowed: RangeInclusive<T>,
@@ -272,7 +272,7 @@ fn within<T: PartialOrd + Debug>(
     Err(ConfigError::OutOfRange { option, given: format!("{given:?}"), allowed })
 }
 
-type Named<T> = (&'static str, T);
+pub(crate) type Named<T> = (&'static str, T);
 
 fn below<T: PartialOrd + Debug>(
     small: Named<T>,
@@ -282,7 +282,7 @@ fn below<T: PartialOrd + Debug>(
     if small.1 < large.1 { Ok(()) } else { Err(conflict(small, large, "below", why)) }
 }
 
-fn at_most<T: PartialOrd + Debug>(
+pub(crate) fn at_most<T: PartialOrd + Debug>(
     small: Named<T>,
     large: Named<T>,
     why: &'static str,

@@ -2,7 +2,20 @@
 //! partition. All of it is pure: no IO, no clock, no randomness.
 //!
 //! * [`Term`] and [`Record`] are what is kept; [`to_term`], [`from_term`] and [`record!`](crate::record) make them.
+//! * [`RecordPattern`] finds records and binds their parts; [`pattern!`](crate::pattern) and [`var`] write it.
+//! * [`CacheConfig`] has every option; [`CacheError`] says what went wrong and whether anything has changed.
+//! * [`PartitionId`] is where a record belongs; [`Epoch`] and [`Version`] order the writes of a partition.
 
+pub mod config;
+pub mod error;
+pub mod partition;
+pub mod pattern;
 pub mod term;
+pub mod version;
 
+pub use config::{CacheConfig, CacheTerms, ReadMode, Table, WriteMode};
+pub use error::{Applied, CacheError, Found};
+pub use partition::PartitionId;
+pub use pattern::{Pattern, PatternError, RecordPattern, var};
 pub use term::{MAX_TERM_DEPTH, Record, Term, TermError, from_term, to_term};
+pub use version::{Epoch, Lineage, MAX_LINEAGE, Version};

@@ -52,12 +52,14 @@ mod codec;
 mod de;
 mod ser;
 #[cfg(test)]
-mod tests;
+pub(in crate::cache) mod tests;
 
 pub use de::from_term;
 pub use ser::to_term;
 
-pub(crate) use codec::{Reader, write_term, write_tuple};
+pub(in crate::cache) use codec::{
+    Reader, Sink, deeper, deserialize, serialize, write_term, write_tuple, write_varint,
+};
 
 /// How deeply lists, tuples and maps may be nested: a term that holds no other has depth 0.
 pub const MAX_TERM_DEPTH: usize = 64;
@@ -203,7 +205,7 @@ impl Term {
         self.check_within(MAX_TERM_DEPTH)
     }
 
-    fn check_within(&self, levels: usize) -> Result<(), TermError> {
+    pub(in crate::cache) fn check_within(&self, levels: usize) -> Result<(), TermError> {
         let inner = || levels.checked_sub(1).ok_or(TermError::TooDeep { max: MAX_TERM_DEPTH });
         match self {
             Term::Float(float) if float.is_nan() => Err(TermError::NotANumber),

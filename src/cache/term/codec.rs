@@ -123,6 +123,10 @@ impl<'a> Reader<'a> {
         if self.0.is_empty() { Ok(()) } else { Err(TermError::malformed("bytes follow it")) }
     }
 
+    pub(crate) fn peek(&self) -> Option<u8> {
+        self.0.first().copied()
+    }
+
     pub(crate) fn byte(&mut self) -> Result<u8, TermError> {
         let (first, rest) = self.0.split_first().ok_or(TermError::Truncated)?;
         self.0 = rest;
