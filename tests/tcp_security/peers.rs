@@ -56,7 +56,7 @@ async fn another_scope() {
 }
 
 #[tokio::test]
-async fn other_ring_parameters() {
+async fn hazard_23_other_ring_parameters() {
     let (log, _guard) = logs();
     let a = Node::start(with_secret("a")).await;
     let other = Terms { vnodes: 64, ..terms() };
@@ -68,7 +68,7 @@ async fn other_ring_parameters() {
 }
 
 #[tokio::test]
-async fn another_major_version_of_the_protocol() {
+async fn hazard_23_another_major_version_of_the_protocol() {
     let (log, _guard) = logs();
     let a = Node::start(with_secret("a")).await;
     let other = Terms { protocol: 7, ..terms() };
@@ -114,7 +114,7 @@ async fn the_own_address_among_the_seeds() {
 }
 
 #[tokio::test]
-async fn a_frame_above_the_limit_is_an_error_at_the_sender() {
+async fn tr_01_a_frame_above_the_limit_is_an_error_at_the_sender() {
     let link = LinkConfig { max_frame: 1000, ..LinkConfig::default() };
     let a = Node::start(with_secret("a").link(link.clone())).await;
     let b = Node::start(with_secret("b").link(link).seed(a.address())).await;
