@@ -7,30 +7,45 @@ use std::path::Path;
 
 const GUIDE: &str = include_str!("../src/guide/protocol.md");
 
-/// The names of all functions under a folder, this file apart.
-fn functions(folder: &Path, into: &mut BTreeSet<String>) {
+/// The names of all tests under a folder, this file apart.
+fn tests_below(folder: &Path, into: &mut BTreeSet<String>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            functions(&path, into);
+            tests_below(&path, into);
         } else if path.extension().is_some_and(|e| e == "rs") && !path.ends_with("tests/guide.rs") {
-            let text = std::fs::read_to_string(&path).unwrap();
-            for rest in text.split("fn ").skip(1) {
-                let name: String =
-                    rest.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
-                if rest[name.len()..].starts_with('(') {
-                    into.insert(name);
-                }
-            }
+            tests_in(&std::fs::read_to_string(&path).unwrap(), into);
         }
     }
+}
+
+/// The functions with an attribute that makes a test of them (inside `proptest!` too), and the rules that the
+/// conformance suite turns into tests.
+fn tests_in(text: &str, into: &mut BTreeSet<String>) {
+    let mut attributed = false;
+    for line in text.lines().map(str::trim) {
+        if line.starts_with("#[test]") || line.starts_with("#[tokio::test") {
+            attributed = true;
+        } else if line.starts_with("#[") || line.starts_with("//") || line.ends_with(")]") {
+            // between the attribute and its function
+        } else {
+            let function = line.strip_prefix("async ").unwrap_or(line).strip_prefix("fn ");
+            if let Some((name, _)) = function.filter(|_| attributed).and_then(|rest| rest.split_once('(')) {
+                into.insert(name.to_string());
+            }
+            attributed = false;
+        }
+    }
+    let suite = text.split("transport_conformance!(@each $threads $harness:\n").nth(1);
+    let rules = suite.and_then(|rest| rest.split(");").next()).unwrap_or_default();
+    into.extend(rules.split_whitespace().map(str::to_string));
 }
 
 fn sources() -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut all = BTreeSet::new();
-    functions(&root.join("src"), &mut all);
-    functions(&root.join("tests"), &mut all);
+    tests_below(&root.join("src"), &mut all);
+    tests_below(&root.join("tests"), &mut all);
     all
 }
 
@@ -65,6 +80,16 @@ fn every_test_that_the_guide_names_exists() {
             assert!(sources.contains(name), "{row}: there is no test {name}");
         }
     }
+}
+
+#[test]
+fn only_tests_count_as_tests() {
+    let text = "fn helper() {}\n#[test]\n#[ignore = \"slow\"]\n/// Why.\nfn one() {\n    fn inner() {}\n}\n\
+        #[tokio::test(start_paused = true)]\nasync fn two() {}\n#[cfg(test)]\nfn other() {}\n";
+    let mut found = BTreeSet::new();
+    tests_in(text, &mut found);
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), ["one", "two"]);
+    assert!(sources().contains("other_terms_are_refused"), "a rule of the conformance suite");
 }
 
 #[test]

@@ -1,37 +1,137 @@
 //! Every interleaving of small clusters, over the nodes that ship.
 //!
 //! The state is the `Node` values themselves, the frames on their way and what the test knows to be true.
-//! Frames of one lane of one link arrive in order, everything else in any order; a link is seen up and down
-//! by one end first. `cargo test --release --test model_routing -- --nocapture` prints how many states each
-//! configuration has; `MODEL_DEPTH=n` adds larger ones, for n seconds each.
+//! Frames of one lane of one link arrive in the order in which they were sent, frames of different lanes and of
+//! different links in any order: that is what the contract of `Transport` promises, and no more. A link is seen
+//! up and down by one end first.
+//!
+//! Two looks at every state in which nothing moves and all nodes are connected: as it is (all `Ready` in one
+//! view, no row missing, none too many but those that only time takes away), and after heartbeats, sweeps and
+//! tombstones have had their time (every table is exactly the truth).
+//!
+//! A check that never sees the interesting transition proves nothing, so each configuration names what has to
+//! occur in it ([`Sight`]). `cargo test --release --test model_routing -- --nocapture` prints how many states
+//! each configuration has and what occurred; `MODEL_DEPTH=n` adds larger ones, for n seconds each.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail")]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{Hash, Hasher};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use muster_router::node::message::{DataMessage, Message};
+use muster_router::node::message::{DataKind, DataMessage, Message, RoutedOutcome};
 use muster_router::node::relay::{Audience, Begun, NewCast, Sent, Wire};
 use muster_router::node::{Effect, JoinStart, Mutation, Node, Rules, Settings, Status, Ticket, Time};
 use muster_router::transport::Lane;
 use muster_router::{Config, Group, Incarnation, NodeId, Peer, Ring, RingConfig};
 use stateright::{Checker, Model, Property};
 
+use Sight::*;
+
+/// The length of every timer that is not to go off by itself.
+const NEVER: Time = Time::from_secs(1 << 20);
+
 /// How much may happen in one run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Budget {
+    /// Nodes that die, and dead nodes that come back under their name.
+    crashes: u8,
     restarts: u8,
     cuts: u8,
     connects: u8,
     joins: u8,
     leaves: u8,
+    /// Broadcasts that somebody else must get, and broadcasts that nobody else must.
     casts: u8,
+    idle_casts: u8,
     timeouts: u8,
     suspects: u8,
     drains: u8,
+}
+
+/// What has to occur somewhere, or the check has not looked where it matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Sight {
+    /// A join was answered by its router.
+    JoinAnswered,
+    /// A claim timed out: its join failed.
+    JoinFailed,
+    /// A claim reached its router when its join had failed already.
+    LateClaim,
+    /// A group was taken back.
+    Retraction,
+    Crash,
+    Restart,
+    Drain,
+    /// One end had a link for down while the other had it for up.
+    OneEndFirst,
+    /// A prepared view was given up, for the one before it.
+    CancelledRound,
+    /// A gather was cut short by the next commit.
+    CutGather,
+    /// A full table was sent, or only the groups that had moved.
+    Snapshot,
+    Delta,
+    /// A payload was sent to whoever is connected, or to those who hold the group.
+    Flood,
+    Targeted,
+    /// The router could not serve a target and named it.
+    FailedNamed,
+    /// A broadcast to a group that nobody holds, and to one that only the caller holds.
+    CastToNobody,
+    CastToOwn,
+    /// A node was told that it sent to a group which is not held.
+    NotHeld,
+    /// The quiet cluster had a row that was left to time.
+    RowLeftToTime,
+    /// A quiet cluster was looked at, after all time that it may need.
+    Rested,
+}
+
+impl Sight {
+    const ALL: [Sight; 20] = [
+        Sight::JoinAnswered,
+        Sight::JoinFailed,
+        Sight::LateClaim,
+        Sight::Retraction,
+        Sight::Crash,
+        Sight::Restart,
+        Sight::Drain,
+        Sight::OneEndFirst,
+        Sight::CancelledRound,
+        Sight::CutGather,
+        Sight::Snapshot,
+        Sight::Delta,
+        Sight::Flood,
+        Sight::Targeted,
+        Sight::FailedNamed,
+        Sight::CastToNobody,
+        Sight::CastToOwn,
+        Sight::NotHeld,
+        Sight::RowLeftToTime,
+        Sight::Rested,
+    ];
+}
+
+/// How often each has occurred.
+#[derive(Debug, Default)]
+struct Seen {
+    counts: [AtomicU64; Sight::ALL.len()],
+    /// Clusters that were found to come to rest, by the hash of their nodes.
+    rested: Mutex<BTreeSet<u64>>,
+}
+
+impl Seen {
+    fn mark(&self, sight: Sight) {
+        self.counts[sight as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn count(&self, sight: Sight) -> u64 {
+        self.counts[sight as usize].load(Ordering::Relaxed)
+    }
 }
 
 /// One configuration.
@@ -46,8 +146,15 @@ struct Cluster {
     mutation: Option<Mutation>,
     /// Acknowledgements of broadcasts arrive at once, which leaves fewer interleavings.
     prompt: bool,
+    /// All acknowledgements arrive at once: those of view changes, claims and data, too.
+    eager: bool,
     /// Gathers are steps of their own.
     slow: bool,
+    /// Who joins, who broadcasts and who dies; anybody, if it is not said.
+    roles: Option<[usize; 3]>,
+    /// What has to occur.
+    expected: &'static [Sight],
+    seen: Arc<Seen>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -109,7 +216,8 @@ struct State {
     half: BTreeSet<(usize, usize)>,
     casts: BTreeMap<u64, Broadcast>,
     budget: Budget,
-    now: u8,
+    /// In seconds.
+    now: u64,
     ticket: u64,
     broken: Option<String>,
 }
@@ -150,6 +258,7 @@ enum Act {
 struct Out<'a> {
     me: Peer,
     up: &'a BTreeSet<Peer>,
+    seen: &'a Seen,
     net: &'a mut BTreeMap<(Peer, Peer, u8), VecDeque<Packet>>,
 }
 
@@ -157,6 +266,9 @@ impl Wire for Out<'_> {
     fn try_send(&mut self, to: &Peer, message: DataMessage, _body: &Bytes) -> Sent {
         if !self.up.contains(to) {
             return Sent::NoLink;
+        }
+        if let DataMessage::Deliver { targeted, .. } = message {
+            self.seen.mark(if targeted { Sight::Targeted } else { Sight::Flood });
         }
         let key = (self.me.clone(), to.clone(), Lane::Data.index() as u8);
         self.net.entry(key).or_default().push_back(Packet::Data(message));
@@ -192,12 +304,19 @@ impl Cluster {
             budget,
             mutation: None,
             prompt: true,
+            eager: false,
             slow: false,
+            roles: None,
+            expected: &[],
+            seen: Arc::default(),
         }
     }
 
+    fn sees(self, expected: &'static [Sight]) -> Self {
+        Self { expected, ..self }
+    }
+
     fn settings(&self) -> Settings {
-        let never = Time::from_secs(1 << 40);
         let mut settings = Settings::from(&Config::default());
         settings.shards = 1;
         settings.vacancy_cooldown = Time::ZERO;
@@ -210,7 +329,7 @@ impl Cluster {
             &mut settings.rpc_timeout,
             &mut settings.tombstone_ttl,
         ] {
-            *long = never;
+            *long = NEVER;
         }
         settings.rules = self.mutation.map_or(Rules::all(), Rules::broken);
         settings
@@ -221,7 +340,7 @@ impl Cluster {
     }
 
     fn now(&self, s: &State) -> Time {
-        Time::from_secs(u64::from(s.now))
+        Time::from_secs(s.now)
     }
 
     /// Runs an input at a node and carries out what follows from it.
@@ -235,7 +354,16 @@ impl Cluster {
         let shared = s.hosts[i].node.take()?;
         let node = Arc::try_unwrap(shared).unwrap_or_else(|shared| (*shared).clone());
         let host = &s.hosts[i];
-        let result = act(&node, &mut Out { me, up: &host.up, net: &mut s.net }, now);
+        let stand = |node: &Node<u8>| node.with_published(|p| (p.status == Status::Rebalancing, p.hash));
+        let (changing, hash) = stand(&node);
+        let gathers = self.slow && changing && format!("{node:?}").contains("gather: Some");
+        let result = act(&node, &mut Out { me, up: &host.up, seen: &self.seen, net: &mut s.net }, now);
+        if changing && stand(&node) == (false, hash) && !self.slow {
+            self.seen.mark(Sight::CancelledRound);
+        }
+        if gathers && stand(&node).1 != hash {
+            self.seen.mark(Sight::CutGather);
+        }
         self.settle(s, i, &node);
         self.put(s, i, Some(node));
         Some(result)
@@ -259,6 +387,7 @@ impl Cluster {
                 Effect::Transmit(to) => {
                     while let Some(out) = node.poll_transmit(&to, now) {
                         if s.hosts[i].up.contains(&to) {
+                            self.mark_message(&out.message);
                             let key = (me.clone(), to.clone(), out.lane.index() as u8);
                             s.net.entry(key).or_default().push_back(Packet::Message(out.message));
                         }
@@ -266,6 +395,7 @@ impl Cluster {
                 }
                 Effect::Joined { ticket, result } => {
                     if let Some(group) = s.hosts[i].joining.remove(&ticket.0) {
+                        self.seen.mark(if result.is_ok() { Sight::JoinAnswered } else { Sight::JoinFailed });
                         if result.is_ok() {
                             s.hosts[i].joined.insert(group);
                         }
@@ -277,6 +407,22 @@ impl Cluster {
         }
         if let Err(broken) = node.check_invariants() {
             s.broken.get_or_insert(broken);
+        }
+    }
+
+    fn mark_message(&self, message: &Message) {
+        match message {
+            Message::Data { kind: DataKind::Snapshot, .. } => self.seen.mark(Sight::Snapshot),
+            Message::Data { kind: DataKind::Delta, .. } => self.seen.mark(Sight::Delta),
+            Message::Retract { .. } => self.seen.mark(Sight::Retraction),
+            Message::NotHeld { .. } => self.seen.mark(Sight::NotHeld),
+            Message::Progress(progress) => {
+                let named = |outcome: &RoutedOutcome| matches!(outcome, RoutedOutcome::Targeted { failed, .. } if !failed.is_empty());
+                if progress.routed.iter().any(|routed| named(&routed.outcome)) {
+                    self.seen.mark(Sight::FailedNamed);
+                }
+            }
+            _ => {}
         }
     }
 
@@ -321,6 +467,16 @@ impl Cluster {
         let i = index(to);
         match packet {
             Packet::Message(message) => {
+                if let Message::Claims { claims, .. } = &message {
+                    let source = &s.hosts[index(from)];
+                    let waits = |group: &Group| {
+                        let known = |g: &usize| self.groups[*g] == *group;
+                        source.joining.values().any(known) || source.joined.iter().any(known)
+                    };
+                    if source.node.is_some() && claims.iter().any(|(group, _)| !waits(group)) {
+                        self.seen.mark(Sight::LateClaim);
+                    }
+                }
                 self.at(s, i, |node, out, now| node.handle_message(from, message, out, now));
             }
             Packet::Data(message) => {
@@ -388,6 +544,9 @@ impl Cluster {
         s.hosts[i].suspects.remove(peer);
         s.net.retain(|(from, to, _), _| !(*from == *peer && *to == me));
         let other = &s.hosts[index(peer)];
+        if other.node.is_some() && other.up.contains(&me) {
+            self.seen.mark(Sight::OneEndFirst);
+        }
         let gone = other.node.is_none() || self.peer(s, index(peer)) != *peer || !other.up.contains(&me);
         if gone {
             s.net.retain(|(from, to, _), _| !(*from == me && *to == *peer));
@@ -471,25 +630,98 @@ impl Cluster {
                 return Err(format!("P6: quiet, but {} has broadcasts in flight", node.me()));
             }
         }
-        for host in &s.hosts {
-            let Some(node) = host.node.as_deref() else { continue };
-            for group in &host.joined {
-                let name = &self.groups[*group];
-                let router = node.with_published(|p| p.router(name.as_bytes()).clone());
-                let table = nodes.iter().find(|n| *n.me() == router).map(|n| n.occupancy(name.as_bytes()));
-                if !table.is_some_and(|table| table.contains(&node.me().node)) {
-                    return Err(format!("P5: {router} misses the row of {} for {name}", node.me()));
-                }
-            }
-            if !host.joining.is_empty() {
-                return Err(format!("P6: quiet, but a join waits at {}", node.me()));
-            }
+        if let Some(host) = s.hosts.iter().find(|host| !host.joining.is_empty()) {
+            return Err(format!("P6: quiet, but a join waits: {:?}", host.joining));
         }
+        self.check_tables(s, true)?;
         for cast in s.casts.values() {
             if let Some(missed) = cast.must.iter().find(|p| !cast.got.contains_key(*p)) {
                 return Err(format!("P1: {missed} never got a broadcast of {}", name(cast.origin)));
             }
         }
+        self.check_rest(s)
+    }
+
+    /// P5: every row that the members need is there, and no other. Before `time` has done its part, a row may
+    /// stay if its source is about to take it back, or if it is older than the source's view: the group's
+    /// router went elsewhere and back while nobody held it, and the sweep and the digests will mend that.
+    fn check_tables(&self, s: &State, before_time: bool) -> Result<(), String> {
+        let nodes: Vec<&Node<u8>> = s.hosts.iter().filter_map(|h| h.node.as_deref()).collect();
+        let mut truth = BTreeSet::new();
+        for host in &s.hosts {
+            let Some(node) = host.node.as_deref() else { continue };
+            for group in host.joined.iter().map(|group| self.groups[*group].clone()) {
+                if !node.holds(group.as_bytes()) {
+                    return Err(format!("P5: {} has forgotten its member of {group}", node.me()));
+                }
+                let router = node.with_published(|p| p.router(group.as_bytes()).clone());
+                if router != *node.me() {
+                    truth.insert((router, group, node.me().clone()));
+                }
+            }
+        }
+        let mut seen = BTreeSet::new();
+        for node in &nodes {
+            for (group, source, version, present) in node.rows() {
+                let router = node.with_published(|p| p.router(group.as_bytes()).clone());
+                if !present || (before_time && router != *node.me()) {
+                    continue;
+                }
+                let row = (node.me().clone(), group.clone(), source.clone());
+                if before_time && !truth.contains(&row) {
+                    let Some(at) = nodes.iter().find(|n| *n.me() == source) else {
+                        return Err(format!("P5: quiet, but {} has a row of {source}", node.me()));
+                    };
+                    if version < at.announced() || at.claims().iter().any(|(g, ..)| *g == group) {
+                        self.seen.mark(Sight::RowLeftToTime);
+                        continue;
+                    }
+                }
+                seen.insert(row);
+            }
+        }
+        if let Some((router, group, source)) = truth.difference(&seen).next() {
+            return Err(format!("P5: {router} misses the row of {source} for {group}"));
+        }
+        if let Some((router, group, source)) = seen.difference(&truth).next() {
+            return Err(format!("P5: {router} believes that {source} holds {group}"));
+        }
+        Ok(())
+    }
+
+    /// Lets all timers go by, some times over: then every table is the truth and no group is on its way.
+    fn check_rest(&self, s: &State) -> Result<(), String> {
+        let mut hasher = std::hash::DefaultHasher::new();
+        s.hosts.iter().for_each(|host| (host.print, &host.joined).hash(&mut hasher));
+        let print = hasher.finish();
+        if self.seen.rested.lock().unwrap().contains(&print) {
+            return Ok(());
+        }
+        let fast = Cluster { slow: false, seen: Arc::default(), ..self.clone() };
+        let mut s = s.clone();
+        // a claim's end, then two digests, a repair and the ends of tombstones
+        for _ in 0..5 {
+            s.now += NEVER.as_secs();
+            for i in 0..fast.nodes {
+                fast.at(&mut s, i, |node, out, now| node.handle_timeout(out, now));
+            }
+            fast.run(&mut s, |_| true);
+        }
+        if let Some(broken) = s.broken {
+            return Err(broken);
+        }
+        for node in s.hosts.iter().flat_map(|host| &host.node) {
+            let status = node.published().status;
+            if status != Status::Ready || node.in_flight() != (0, 0) {
+                return Err(format!("P5: at rest, but {} is {status}: {:?}", node.me(), node.in_flight()));
+            }
+            if let Some((group, state, _)) = node.claims().iter().find(|(_, state, _)| *state != "Held") {
+                return Err(format!("P5: at rest, but {group} is {state} at {}", node.me()));
+            }
+        }
+        fast.check_tables(&s, false).map_err(|broken| format!("{broken}, after all time"))?;
+        self.seen.mark(Sight::Rested);
+        self.seen.rested.lock().unwrap().insert(print);
         Ok(())
     }
 }
@@ -592,7 +824,8 @@ impl Model for Cluster {
                     out.push(Act::Suspect(i, peer.clone()));
                 }
             }
-            if s.budget.restarts > 0 {
+            let [may_join, may_cast, may_die] = self.roles.map_or([true; 3], |roles| roles.map(|at| at == i));
+            if s.budget.crashes > 0 && may_die {
                 out.push(Act::Crash(i));
             }
             let (settled, rebalancing) =
@@ -615,13 +848,19 @@ impl Model for Cluster {
             }
             for g in 0..self.groups.len() {
                 let joined = host.joined.contains(&g);
-                if settled && s.budget.joins > 0 && !joined && !host.joining.values().any(|x| *x == g) {
+                if may_join
+                    && settled
+                    && s.budget.joins > 0
+                    && !joined
+                    && !host.joining.values().any(|x| *x == g)
+                {
                     out.push(Act::Join(i, g));
                 }
                 if joined && s.budget.leaves > 0 {
                     out.push(Act::Leave(i, g));
                 }
-                if s.budget.casts > 0 && !self.must(s, i, g).is_empty() {
+                let idle = self.must(s, i, g).is_empty();
+                if (if idle { s.budget.idle_casts } else { s.budget.casts }) > 0 && may_cast {
                     out.push(Act::Cast(i, g));
                 }
             }
@@ -671,6 +910,8 @@ impl Model for Cluster {
                 self.at(&mut s, i, |node, out, now| node.handle_peer_resumed(&peer, out, now));
             }
             Act::Crash(i) => {
+                s.budget.crashes -= 1;
+                self.seen.mark(Sight::Crash);
                 let me = self.peer(&s, i);
                 Self::excuse(&mut s, &me, None);
                 s.net.retain(|(_, to, _), _| *to != me);
@@ -684,6 +925,7 @@ impl Model for Cluster {
             }
             Act::Restart(i) => {
                 s.budget.restarts -= 1;
+                self.seen.mark(Sight::Restart);
                 s.hosts[i].incarnation += 1;
                 s.casts.retain(|_, cast| cast.origin != i);
                 self.fresh(&mut s, i);
@@ -729,13 +971,23 @@ impl Model for Cluster {
             }
             Act::Drain(i) => {
                 s.budget.drains -= 1;
+                self.seen.mark(Sight::Drain);
                 self.at(&mut s, i, |node, _, now| node.drain(now));
             }
             Act::Cast(i, g) => {
-                s.budget.casts -= 1;
                 s.ticket += 1;
                 let ticket = s.ticket;
                 let must = self.must(&s, i, g);
+                let own = s.hosts[i].joined.contains(&g);
+                if must.is_empty() {
+                    s.budget.idle_casts -= 1;
+                    let nobody = s.hosts.iter().all(|host| !host.joined.contains(&g));
+                    if nobody || own {
+                        self.seen.mark(if own { Sight::CastToOwn } else { Sight::CastToNobody });
+                    }
+                } else {
+                    s.budget.casts -= 1;
+                }
                 let precise = self.all_ready(&s);
                 let claimed = |host: &&Host| {
                     host.node.iter().any(|n| n.claims().iter().any(|(group, ..)| *group == self.groups[g]))
@@ -757,12 +1009,28 @@ impl Model for Cluster {
                     ticket: Some(Ticket(ticket)),
                 };
                 match self.at(&mut s, i, |node, out, _| node.broadcast(cast, out)) {
+                    Some(Begun::Sent { deliver_here, .. }) if own && !deliver_here => {
+                        s.broken = Some(format!("P1: the members at {} miss their own broadcast", name(i)));
+                    }
                     Some(Begun::Sent { .. }) => {}
                     _ => return None,
                 }
             }
         }
-        if self.prompt {
+        if self.eager {
+            self.run(&mut s, |packet| {
+                matches!(
+                    packet,
+                    Packet::Message(
+                        Message::Progress(_)
+                            | Message::LeavingAck { .. }
+                            | Message::DataAck { .. }
+                            | Message::ClaimsAck { .. }
+                            | Message::RetractAck { .. }
+                    )
+                )
+            });
+        } else if self.prompt {
             self.run(&mut s, |packet| matches!(packet, Packet::Message(Message::Progress(_))));
         }
         if s.broken.is_none() {
@@ -781,6 +1049,12 @@ impl Model for Cluster {
     }
 }
 
+/// What occurred, how often.
+fn told(seen: &Seen) -> String {
+    let all = Sight::ALL.iter().map(|sight| (sight, seen.count(*sight))).filter(|(_, count)| *count > 0);
+    all.map(|(sight, count)| format!("{sight:?} {count}")).collect::<Vec<_>>().join(", ")
+}
+
 /// Checks a configuration; the violation and its shortest run, if there is one.
 fn check(what: &str, cluster: Cluster, limit: Option<Duration>) -> Result<usize, String> {
     let start = std::time::Instant::now();
@@ -797,9 +1071,14 @@ fn check(what: &str, cluster: Cluster, limit: Option<Duration>) -> Result<usize,
         checker.max_depth(),
         start.elapsed().as_secs_f64()
     );
+    println!("    {}", told(&cluster.seen));
+    let unseen: Vec<_> = cluster.expected.iter().filter(|sight| cluster.seen.count(**sight) == 0).collect();
     match checker.discovery("what the protocol promises") {
         None if exhausted == "exhausted" && checker.discovery("a broadcast is settled").is_none() => {
             Err(format!("{what}: no broadcast was ever settled, so nothing was checked"))
+        }
+        None if exhausted == "exhausted" && !unseen.is_empty() => {
+            Err(format!("{what}: never seen, so not checked: {unseen:?}"))
         }
         None => Ok(checker.unique_state_count()),
         Some(path) => {
@@ -824,122 +1103,209 @@ fn holds_large(what: &str, cluster: Cluster) {
     }
 }
 
-const A_CUT: Budget = Budget {
+const NOTHING: Budget = Budget {
+    crashes: 0,
     restarts: 0,
-    cuts: 1,
-    connects: 1,
-    joins: 1,
+    cuts: 0,
+    connects: 0,
+    joins: 0,
     leaves: 0,
-    casts: 1,
+    casts: 0,
+    idle_casts: 0,
     timeouts: 0,
     suspects: 0,
     drains: 0,
 };
 
+const A_CUT: Budget = Budget { cuts: 1, connects: 1, joins: 1, casts: 1, ..NOTHING };
+
 #[test]
 fn two_nodes_meet() {
-    holds("two nodes meet", Cluster::new(2, 0, &[&[1, 0]], Budget { cuts: 0, ..A_CUT }));
+    let budget = Budget { connects: 1, joins: 1, casts: 1, idle_casts: 1, ..NOTHING };
+    let cluster = Cluster::new(2, 0, &[&[1, 0]], budget);
+    let expected = &[JoinAnswered, Snapshot, Flood, CastToNobody, CastToOwn, Rested];
+    holds("two nodes meet", cluster.sees(expected));
+}
+
+#[test]
+fn two_nodes_meet_while_a_member_leaves() {
+    let cluster = Cluster::new(2, 0, &[&[1, 0]], Budget { connects: 1, joins: 2, leaves: 2, ..NOTHING });
+    holds("two nodes meet, a member leaves", cluster.sees(&[JoinAnswered, Snapshot, Retraction, Rested]));
 }
 
 #[test]
 fn two_nodes_part_and_meet() {
-    holds("two nodes part and meet", Cluster::new(2, 2, &[&[1, 0]], A_CUT));
+    let cluster = Cluster::new(2, 2, &[&[1, 0]], A_CUT);
+    holds("two nodes part and meet", cluster.sees(&[JoinAnswered, OneEndFirst, Snapshot, Flood, Targeted]));
 }
 
 #[test]
 fn two_nodes_with_late_acknowledgements() {
     let cluster = Cluster { prompt: false, ..Cluster::new(2, 2, &[&[1, 0]], A_CUT) };
-    holds("two nodes, late acknowledgements", cluster);
+    holds("two nodes, late acknowledgements", cluster.sees(&[JoinAnswered, OneEndFirst, Flood, Targeted]));
 }
 
 #[test]
 fn two_nodes_leave_and_join_again() {
-    let budget = Budget { joins: 2, leaves: 2, cuts: 0, connects: 0, timeouts: 1, ..A_CUT };
-    holds("two nodes, leaves and timeouts", Cluster::new(2, 2, &[&[1, 0]], budget));
+    let budget = Budget { joins: 2, leaves: 2, casts: 1, timeouts: 1, ..NOTHING };
+    let cluster = Cluster::new(2, 2, &[&[1, 0]], budget);
+    holds("two nodes, leaves and timeouts", cluster.sees(&[JoinFailed, LateClaim, Retraction, NotHeld]));
+}
+
+#[test]
+fn two_nodes_talk_where_nobody_listens() {
+    let budget = Budget { joins: 1, leaves: 1, casts: 1, idle_casts: 1, ..NOTHING };
+    let cluster = Cluster::new(2, 2, &[&[1, 0], &[0, 1]], budget);
+    holds("two nodes, groups that nobody else holds", cluster.sees(&[CastToNobody, CastToOwn, Targeted]));
 }
 
 #[test]
 fn three_nodes_lose_a_link() {
-    holds("three nodes, a cut", Cluster::new(3, 3, &[&[0, 1, 2]], Budget { connects: 0, ..A_CUT }));
+    let cluster = Cluster::new(3, 3, &[&[0, 1, 2]], Budget { connects: 0, ..A_CUT });
+    holds("three nodes, a cut", cluster.sees(&[JoinAnswered, OneEndFirst, Flood, Targeted]));
 }
 
 #[test]
 fn three_nodes_one_arrives() {
-    let budget = Budget { cuts: 0, connects: 2, ..A_CUT };
-    holds_large("three nodes, one arrives", Cluster::new(3, 2, &[&[2, 0, 1]], budget));
+    let cluster = Cluster::new(3, 2, &[&[2, 0, 1]], Budget { cuts: 0, connects: 2, ..A_CUT });
+    holds_large("three nodes, one arrives", cluster.sees(&[JoinAnswered, Snapshot, Flood, Targeted, Rested]));
 }
 
 #[test]
 fn three_nodes_one_drains() {
-    let budget = Budget { cuts: 0, connects: 0, drains: 1, ..A_CUT };
-    holds_large("three nodes, one drains", Cluster::new(3, 3, &[&[0, 1, 2]], budget));
+    let budget = Budget { joins: 1, casts: 1, drains: 1, ..NOTHING };
+    let cluster = Cluster::new(3, 3, &[&[0, 1, 2]], budget);
+    holds_large("three nodes, one drains", cluster.sees(&[Drain, Delta, Flood, Targeted, Rested]));
 }
 
 #[test]
 fn three_nodes_the_router_falls_silent() {
-    let budget = Budget { cuts: 0, connects: 0, suspects: 1, ..A_CUT };
+    let budget = Budget { joins: 1, casts: 1, suspects: 1, ..NOTHING };
     let cluster = Cluster { prompt: false, ..Cluster::new(3, 3, &[&[0, 1, 2]], budget) };
-    holds("three nodes, a suspect", cluster);
+    holds("three nodes, a suspect", cluster.sees(&[Flood, Targeted, FailedNamed]));
 }
 
 #[test]
 fn two_nodes_and_a_restart_under_the_same_name() {
-    let budget = Budget { cuts: 0, restarts: 1, connects: 1, ..A_CUT };
-    holds("two nodes, a restart", Cluster::new(2, 2, &[&[1, 0]], budget));
+    let budget = Budget { crashes: 2, restarts: 1, connects: 1, joins: 1, casts: 1, ..NOTHING };
+    let cluster = Cluster::new(2, 2, &[&[1, 0]], budget);
+    holds("two nodes, a restart", cluster.sees(&[Crash, Restart, Snapshot, Flood]));
 }
 
 #[test]
 fn two_nodes_with_gathers_cut_short() {
     let cluster = Cluster { slow: true, ..Cluster::new(2, 2, &[&[1, 0]], Budget { connects: 2, ..A_CUT }) };
-    holds("two nodes, gathers as steps", cluster);
+    holds("two nodes, gathers as steps", cluster.sees(&[CutGather, Snapshot]));
 }
 
 #[test]
 fn three_nodes_and_two_groups_lose_a_link() {
     let cluster = Cluster::new(3, 3, &[&[0, 1, 2], &[1, 2, 0]], Budget { connects: 0, ..A_CUT });
-    holds("three nodes, two groups, a cut", cluster);
+    holds(
+        "three nodes, two groups, a cut",
+        cluster.sees(&[JoinAnswered, OneEndFirst, Delta, Flood, Targeted]),
+    );
 }
 
 #[test]
 fn a_claim_that_times_out_lands_later() {
-    let budget = Budget { cuts: 0, connects: 0, joins: 2, leaves: 1, timeouts: 2, ..A_CUT };
-    holds("two nodes, claims that land late", Cluster::new(2, 2, &[&[1, 0]], budget));
+    let budget = Budget { joins: 2, leaves: 1, casts: 1, timeouts: 2, ..NOTHING };
+    let cluster = Cluster::new(2, 2, &[&[1, 0]], budget);
+    holds("two nodes, claims that land late", cluster.sees(&[JoinFailed, LateClaim, Retraction]));
 }
 
 #[test]
 fn three_nodes_and_a_round_that_is_cancelled() {
-    let budget = Budget { joins: 0, casts: 0, connects: 1, ..A_CUT };
-    holds_large("three nodes, one comes and goes", Cluster::new(3, 2, &[&[2, 0, 1]], budget));
+    let budget = Budget { cuts: 1, connects: 1, ..NOTHING };
+    let cluster = Cluster::new(3, 2, &[&[2, 0, 1]], budget);
+    holds_large("three nodes, one comes and goes", cluster.sees(&[CancelledRound, OneEndFirst]));
 }
 
 #[test]
 fn four_nodes_and_a_router_that_falls_silent() {
-    let budget = Budget { cuts: 0, connects: 0, suspects: 1, ..A_CUT };
-    holds("four nodes, a suspect", Cluster::new(4, 4, &[&[3, 2, 1, 0]], budget));
+    let budget = Budget { joins: 1, casts: 1, suspects: 1, ..NOTHING };
+    let cluster = Cluster::new(4, 4, &[&[3, 2, 1, 0]], budget);
+    holds("four nodes, a suspect", cluster.sees(&[JoinAnswered, Flood, Targeted, Rested]));
+}
+
+#[test]
+fn four_nodes_and_two_groups_talk() {
+    let budget = Budget { joins: 2, leaves: 1, casts: 1, ..NOTHING };
+    let cluster = Cluster::new(4, 4, &[&[0, 1, 2, 3], &[3, 2, 1, 0]], budget);
+    holds_large("four nodes, two groups", cluster.sees(&[JoinAnswered, Targeted, Retraction]));
+}
+
+#[test]
+fn four_nodes_and_a_router_that_dies() {
+    let budget = Budget { crashes: 1, joins: 1, casts: 1, ..NOTHING };
+    // the router dies, the next one in the ring looks on
+    let roles = Some([0, 1, 3]);
+    let cluster = Cluster { eager: true, roles, ..Cluster::new(4, 4, &[&[3, 2, 1, 0]], budget) };
+    holds_large(
+        "four nodes, the router dies",
+        cluster.sees(&[Crash, JoinAnswered, Delta, Flood, Targeted, Rested]),
+    );
 }
 
 #[test]
 fn three_nodes_talk_while_members_come_and_go() {
-    let budget = Budget { cuts: 0, connects: 0, joins: 2, leaves: 1, casts: 2, ..A_CUT };
-    holds_large("three nodes, members come and go", Cluster::new(3, 3, &[&[0, 1, 2], &[1, 2, 0]], budget));
+    let budget = Budget { joins: 2, leaves: 1, casts: 2, ..NOTHING };
+    let cluster = Cluster::new(3, 3, &[&[0, 1, 2], &[1, 2, 0]], budget);
+    holds_large(
+        "three nodes, members come and go",
+        cluster.sees(&[JoinAnswered, Targeted, Retraction, Rested]),
+    );
 }
 
 /// The model can fail: it finds rules that are broken on purpose, in the runs that break them.
 #[test]
 fn broken_rules_are_found() {
+    let cut = Budget { connects: 0, ..A_CUT };
+    let silence = Budget { joins: 1, casts: 1, suspects: 1, ..NOTHING };
+    let come_and_go = Budget { joins: 2, leaves: 2, casts: 1, ..NOTHING };
+    let meet = Budget { connects: 1, joins: 1, leaves: 1, ..NOTHING };
     let broken = [
-        (Mutation::NoPrepareShrink, 3, Budget { connects: 0, ..A_CUT }),
-        (Mutation::UnreadySenderTrusted, 3, Budget { connects: 0, ..A_CUT }),
-        (Mutation::NoFloodOnDeadRouter, 3, Budget { cuts: 0, connects: 0, suspects: 1, ..A_CUT }),
+        (Mutation::NoPrepareShrink, 3, 3, cut),
+        (Mutation::UnreadySenderTrusted, 3, 3, cut),
+        (Mutation::NoFloodOnDeadRouter, 3, 3, silence),
+        (Mutation::AnnounceOwed, 2, 2, A_CUT),
+        (Mutation::AnswerBeforeAck, 2, 2, come_and_go),
+        (Mutation::NotHeldWhileHeld, 2, 2, come_and_go),
+        // a snapshot on its lane is overtaken by the retraction on another one
+        (Mutation::DeleteInsteadOfTombstone, 2, 0, meet),
+        (Mutation::ClaimAlwaysWins, 2, 0, meet),
     ];
-    for (mutation, start, budget) in broken {
-        let cluster = Cluster { mutation: Some(mutation), ..Cluster::new(3, start, &[&[0, 1, 2]], budget) };
+    for (mutation, nodes, start, budget) in broken {
+        let orders: &[&[usize]] = if nodes == 3 { &[&[0, 1, 2]] } else { &[&[1, 0]] };
+        let cluster = Cluster { mutation: Some(mutation), ..Cluster::new(nodes, start, orders, budget) };
         let limit = Some(Duration::from_secs(20));
         match check(&format!("{mutation:?}"), cluster, limit) {
             Ok(states) => panic!("{mutation:?} survived {states} states"),
             Err(run) => println!("{run}"),
         }
     }
+}
+
+/// So can the looks at a quiet cluster's tables.
+#[test]
+fn a_missing_row_a_row_too_many_and_a_lost_member_are_found() {
+    let cluster = Cluster::new(2, 2, &[&[1, 0]], NOTHING);
+    let [whole] = cluster.init_states().try_into().unwrap();
+    assert_eq!(cluster.check_quiet(&whole), Ok(()));
+
+    let mut lost = whole.clone();
+    lost.hosts[0].joined.insert(0);
+    assert!(cluster.check_tables(&lost, true).unwrap_err().contains("forgotten"));
+    assert!(cluster.check_rest(&lost).unwrap_err().contains("after all time"));
+
+    let mut phantom = whole;
+    let source = cluster.peer(&phantom, 0);
+    let version = phantom.hosts[0].node.as_ref().unwrap().announced() + 1;
+    let claims = Message::Claims { call: 1, claims: vec![(cluster.groups[0].clone(), version)] };
+    cluster.at(&mut phantom, 1, |node, out, now| node.handle_message(&source, claims, out, now));
+    cluster.run(&mut phantom, |_| true);
+    assert!(cluster.check_quiet(&phantom).unwrap_err().contains("b#1 believes that a#1 holds"));
+    assert!(cluster.check_tables(&phantom, false).unwrap_err().contains("b#1 believes that a#1 holds"));
 }
 
 /// Larger ones, for `MODEL_DEPTH` seconds each.
@@ -958,9 +1324,27 @@ fn larger_clusters_for_as_long_as_asked() {
         ),
         (
             "three nodes, a restart",
-            Cluster::new(3, 3, &[&[2, 1, 0]], Budget { cuts: 0, restarts: 1, connects: 2, ..A_CUT }),
+            Cluster::new(
+                3,
+                3,
+                &[&[2, 1, 0]],
+                Budget { cuts: 0, crashes: 1, restarts: 1, connects: 2, ..A_CUT },
+            ),
         ),
         ("four nodes, a cut", Cluster::new(4, 4, &[&[3, 2, 1, 0]], Budget { connects: 0, ..A_CUT })),
+        (
+            "four nodes, one dies",
+            Cluster::new(4, 4, &[&[3, 2, 1, 0]], Budget { crashes: 1, joins: 1, casts: 1, ..NOTHING }),
+        ),
+        (
+            "four nodes, two groups and their members",
+            Cluster::new(
+                4,
+                4,
+                &[&[0, 1, 2, 3], &[3, 2, 1, 0]],
+                Budget { joins: 2, leaves: 1, casts: 1, idle_casts: 1, ..NOTHING },
+            ),
+        ),
         (
             "three nodes, a drain and a cut",
             Cluster::new(3, 3, &[&[0, 1, 2]], Budget { connects: 0, drains: 1, ..A_CUT }),

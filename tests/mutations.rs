@@ -106,17 +106,21 @@ fn by_seed(mutation: Mutation, runs: u64, print: bool) -> Option<String> {
 
 /// Schedules by hand, each with the same result under the whole protocol: nothing is broken.
 fn by_hand(mutation: Mutation) -> Option<String> {
-    let script = match mutation {
-        Mutation::NamesOnlyHash => reborn_under_its_name,
-        Mutation::OldRoundApplied => late_snapshot,
-        Mutation::DeleteInsteadOfTombstone | Mutation::ClaimAlwaysWins => late_claim,
+    type Script = fn(&mut Cluster) -> Result<(), Violation>;
+    let (script, places, running): (Script, _, _) = match mutation {
+        Mutation::NamesOnlyHash => (reborn_under_its_name, 3, 3),
+        Mutation::OldRoundApplied => (late_snapshot, 4, 2),
+        Mutation::DeleteInsteadOfTombstone | Mutation::ClaimAlwaysWins => (late_claim, 2, 2),
         _ => return None,
     };
-    script(Rules::all()).expect("the whole protocol keeps its promises");
-    let mut steps = 0;
-    let caught = script(Rules::broken(mutation)).map(|taken| steps = taken).err()?;
-    let what: String = caught.to_string().chars().take(90).collect();
-    Some(format!("schedule by hand: {what}"))
+    let play = |rules| {
+        let mut cluster = cluster(places, running, rules).expect("a whole cluster starts");
+        (script(&mut cluster), cluster.steps())
+    };
+    play(Rules::all()).0.expect("the whole protocol keeps its promises");
+    let (outcome, steps) = play(Rules::broken(mutation));
+    let what: String = outcome.err()?.to_string().chars().take(90).collect();
+    Some(format!("schedule by hand, {steps} steps: {what}"))
 }
 
 fn cluster(places: usize, running: usize, rules: Rules) -> Result<Cluster, Violation> {
@@ -141,9 +145,8 @@ fn routed(c: &mut Cluster, before: (&[usize], usize), after: (&[usize], usize)) 
 }
 
 /// 2 dies and comes back; 0 meets the new life, 1 still takes the old one for alive and decides for it.
-fn reborn_under_its_name(rules: Rules) -> Result<u64, Violation> {
-    let mut c = cluster(3, 3, rules)?;
-    let g = routed(&mut c, (&[0, 1, 2], 1), (&[0, 1, 2], 1));
+fn reborn_under_its_name(c: &mut Cluster) -> Result<(), Violation> {
+    let g = routed(c, (&[0, 1, 2], 1), (&[0, 1, 2], 1));
     c.crash(2)?;
     c.start(2)?;
     c.settle(2)?;
@@ -157,14 +160,12 @@ fn reborn_under_its_name(rules: Rules) -> Result<u64, Violation> {
     c.judge()?;
     c.heal()?;
     c.run()?;
-    c.check_quiet()?;
-    Ok(c.steps())
+    c.check_quiet()
 }
 
 /// A snapshot arrives again when a later round and the group's end have long been known.
-fn late_snapshot(rules: Rules) -> Result<u64, Violation> {
-    let mut c = cluster(4, 2, rules)?;
-    let g = routed(&mut c, (&[0, 1], 0), (&[0, 1, 2, 3], 2));
+fn late_snapshot(c: &mut Cluster) -> Result<(), Violation> {
+    let g = routed(c, (&[0, 1], 0), (&[0, 1, 2, 3], 2));
     let member = c.join(1, g)?.unwrap();
     c.run()?;
     c.start(2)?;
@@ -186,14 +187,12 @@ fn late_snapshot(rules: Rules) -> Result<u64, Violation> {
     }
     c.run()?;
     c.check_quiet()?;
-    c.check_tables()?;
-    Ok(c.steps())
+    c.check_tables()
 }
 
 /// A claim arrives again when the group was given back long ago.
-fn late_claim(rules: Rules) -> Result<u64, Violation> {
-    let mut c = cluster(2, 2, rules)?;
-    let g = routed(&mut c, (&[0, 1], 0), (&[0, 1], 0));
+fn late_claim(c: &mut Cluster) -> Result<(), Violation> {
+    let g = routed(c, (&[0, 1], 0), (&[0, 1], 0));
     c.hold(1, 0, Lane::Control, true);
     let member = c.join(1, g)?.unwrap();
     c.run()?;
@@ -205,6 +204,5 @@ fn late_claim(rules: Rules) -> Result<u64, Violation> {
     let source = c.peer(1);
     c.inject(&source, 0, claim.unwrap())?;
     c.run()?;
-    c.check_tables()?;
-    Ok(c.steps())
+    c.check_tables()
 }

@@ -132,6 +132,10 @@ impl Coordinator {
         self.round.is_none() && self.gather.is_none()
     }
 
+    pub(super) fn announced(&self) -> u64 {
+        self.announced
+    }
+
     pub(super) fn hash(&self) -> ViewHash {
         self.hash
     }

@@ -313,6 +313,12 @@ impl<M: Clone> Node<M> {
         all
     }
 
+    /// The version of what this node announces now: whatever it said up to that version was said before it
+    /// committed to its view.
+    pub fn announced(&self) -> u64 {
+        self.coordinator.with(|coordinator| coordinator.announced())
+    }
+
     /// Who has not yet taken over from this draining node; empty when the drain is done.
     pub fn drain_waiting_for(&self) -> Vec<NodeId> {
         self.coordinator.with(|coordinator| coordinator.drain_waiting_for())

@@ -117,8 +117,13 @@ pub struct Tally {
     pub checked: u64,
     /// Deliveries that had to happen.
     pub expected: u64,
-    /// Deliveries that happened, those to later members included.
+    /// Deliveries that happened: `needed` and `extra`.
     pub seen: u64,
+    /// Deliveries that had to happen and did: with `excused` and `missed`, all that were expected.
+    pub needed: u64,
+    /// Deliveries that nobody asked for and nobody minds: to members that joined when the broadcast was under
+    /// way, or that were not connected when it began.
+    pub extra: u64,
     /// Deliveries that had to happen and did not, excused by a crash, a leave or a lost link.
     pub excused: u64,
     /// Deliveries that had to happen and did not.
@@ -136,6 +141,8 @@ impl Tally {
         self.checked += other.checked;
         self.expected += other.expected;
         self.seen += other.seen;
+        self.needed += other.needed;
+        self.extra += other.extra;
         self.excused += other.excused;
         self.missed += other.missed;
         self.duplicated += other.duplicated;
@@ -335,6 +342,10 @@ impl Oracle {
                 "P2",
                 format!("{member:?} got {origin}:{seq} of group {group} twice"),
             ));
+        }
+        match cast.others.contains(&member) {
+            true => self.tally.extra += 1,
+            false => self.tally.needed += 1,
         }
         // what is for one node goes there without the router
         if calm && cast.calm == Some(disturbed) && cast.only.is_none() {
