@@ -5,11 +5,13 @@
 //! * [`RecordPattern`] finds records and binds their parts; [`pattern!`](crate::pattern) and [`var`] write it.
 //! * [`CacheConfig`] has every option; [`CacheError`] says what went wrong and whether anything has changed.
 //! * [`PartitionId`] is where a record belongs; [`Epoch`] and [`Version`] order the writes of a partition.
+//! * [`Store`] holds the records of one partition: what a [`Write`] of the stream does, and how copies compare.
 
 pub mod config;
 pub mod error;
 pub mod partition;
 pub mod pattern;
+pub mod store;
 pub mod term;
 pub mod version;
 
@@ -17,5 +19,6 @@ pub use config::{CacheConfig, CacheTerms, ReadMode, Table, WriteMode};
 pub use error::{Applied, CacheError, Found};
 pub use partition::PartitionId;
 pub use pattern::{Pattern, PatternError, RecordPattern, var};
+pub use store::{Entry, Store, Write};
 pub use term::{MAX_TERM_DEPTH, Record, Term, TermError, from_term, to_term};
 pub use version::{Epoch, Lineage, MAX_LINEAGE, Version};
