@@ -134,6 +134,21 @@ impl Wires {
         must(&format!("ip netns exec {} {line}", self.namespace(node)));
     }
 
+    /// The ports of the connection between two nodes, the first one's own before the other's.
+    fn ports(&self, node: &str, other: &str) -> (String, String) {
+        let namespace = self.namespace(node);
+        let listing = ["netns", "exec", &namespace, "ss", "-Htn", "state", "established"];
+        let output = Command::new("ip").args(listing).output().unwrap();
+        let lines = String::from_utf8(output.stdout).unwrap();
+        let (here, there) = (self.ip(node), self.ip(other));
+        let port = |word: &str, ip: &str| word.strip_prefix(ip)?.strip_prefix(':').map(str::to_owned);
+        let found = lines.lines().find_map(|line| {
+            let words: Vec<_> = line.split_whitespace().collect();
+            Some((port(words.get(2)?, &here)?, port(words.get(3)?, &there)?))
+        });
+        found.unwrap_or_else(|| panic!("no connection from {here} to {there}:\n{lines}"))
+    }
+
     /// A filter of what comes in.
     fn filter(&self, node: &str, rule: &str) {
         self.in_node(node, "nft add table inet cut");
@@ -240,6 +255,34 @@ fn hazard_14_a_one_way_cut_is_down_at_both_ends_and_heals() {
     lab.close(Times {
         detection: Some(millis_since(fault, down)),
         recovery: Some(millis_since(healed, whole)),
+    });
+}
+
+/// One connection goes silent without a close, as behind a firewall that has forgotten it; new ones pass.
+#[test]
+fn bc_23_a_connection_that_went_silent_does_not_block_the_next() {
+    let Some(wires) = Wires::new(&["a", "b"], &["c"]) else { return };
+    let all = ["a", "b", "c"];
+    let mut lab = wires.lab("a connection gone silent");
+    lab.join_on(&all, "one");
+    lab.load(&all, "one", 40, 64);
+    lab.let_run(500);
+    let (near, far) = wires.ports("a", "c");
+    let fault = now();
+    for (node, from) in [("a", "c"), ("c", "a")] {
+        let (source, target) = if node == "a" { (&far, &near) } else { (&near, &far) };
+        let peer = wires.ip(from);
+        wires.filter(node, &format!("ip saddr {peer} tcp sport {source} tcp dport {target}"));
+    }
+    let seen = lab.until_event(&["a"], "c", Happened::Suspect, fault);
+    let again = lab.until_back(&["a"], "c", seen);
+    let whole = lab.until_whole(&all).max(again);
+    lab.ledger.lost_between("a", "c", fault, whole);
+    lab.let_run(500);
+    lab.rest(&all);
+    lab.close(Times {
+        detection: Some(millis_since(fault, seen)),
+        recovery: Some(millis_since(fault, whole)),
     });
 }
 

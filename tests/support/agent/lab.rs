@@ -194,6 +194,20 @@ impl Lab {
         who.iter().map(saw).max().expect("somebody")
     }
 
+    /// When the last of these had `node` again, up anew or resumed.
+    pub fn until_back(&mut self, who: &[&str], node: &str, since: Micros) -> Micros {
+        let saw = |name: &&str| {
+            let seen = self.agents[*name].wait(&format!("{node} is back"), |heard| {
+                let back = |(at, what, about): &&(Micros, Happened, String)| {
+                    *at >= since && matches!(what, Happened::Up | Happened::Resumed) && about == node
+                };
+                heard.events.iter().find(back).map(|(at, ..)| *at)
+            });
+            seen.unwrap_or_else(|| panic!("{name} has ended"))
+        };
+        who.iter().map(saw).max().expect("somebody")
+    }
+
     /// A new member of the group on this node, that has joined.
     pub fn join(&mut self, node: &str, group: &str) -> u32 {
         let member = self.next_member;
