@@ -4,6 +4,7 @@
 //!   test watches over each promise.
 //! * [`own_transport`]: bring the network that you have.
 //! * [`regions`]: several clusters, one audience.
+//! * [`discovery`]: how the nodes of a TCP mesh find each other, and what to choose.
 #![cfg_attr(
     feature = "testing",
     doc = "* [`simulation`]: simulate your own server, and check your own transport."
@@ -12,6 +13,10 @@
     feature = "tcp",
     doc = "* [`security`]: who gets a link over TCP; secrets, certificates, and how to change them."
 )]
+
+pub mod discovery {
+    #![doc = include_str!("discovery.md")]
+}
 
 pub mod protocol {
     #![doc = include_str!("protocol.md")]

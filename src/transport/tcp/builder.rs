@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::TcpTransport;
 use super::auth::Secret;
-use super::discovery::{DiscoveryOptions, Endpoint};
+use super::discovery::{DiscoveryOptions, Endpoint, GossipOptions};
+use super::resolver::Resolver;
 use super::tls::TlsOptions;
 use crate::transport::link::LinkConfig;
 use crate::types::{Incarnation, NameError, NodeId};
@@ -67,6 +68,12 @@ pub enum TcpConfigError {
         /// What must hold, with the values.
         rule: String,
     },
+    /// The options of gossip make no sense.
+    #[error("gossip: {rule}")]
+    Gossip {
+        /// What must hold, with the values.
+        rule: String,
+    },
     /// Others could connect, and nothing would tell them from members of the cluster.
     #[error(
         "listen is {listen}, which can be reached from outside this machine, with neither .tls() nor .secret(): \
@@ -89,6 +96,7 @@ impl TcpConfigError {
             | TcpConfigError::Conflict { option, .. } => option,
             TcpConfigError::Tls { .. } => "tls",
             TcpConfigError::Discovery { .. } => "discovery",
+            TcpConfigError::Gossip { .. } => "gossip",
             TcpConfigError::Exposed { .. } => "listen",
         }
     }
@@ -180,6 +188,8 @@ pub(super) struct Settings {
     pub(super) seeds: Vec<Endpoint>,
     pub(super) dns: Vec<(Endpoint, Duration)>,
     pub(super) discovery: DiscoveryOptions,
+    pub(super) gossip: Option<GossipOptions>,
+    pub(super) resolver: Resolver,
     pub(super) secret: Option<Secret>,
     pub(super) tls: Option<TlsOptions>,
     /// Whether strangers may be able to connect.
@@ -199,6 +209,8 @@ pub struct TcpBuilder {
     seeds: Vec<String>,
     dns: Vec<(String, Duration)>,
     discovery: DiscoveryOptions,
+    gossip: Option<GossipOptions>,
+    resolver: Resolver,
     secret: Option<Secret>,
     tls: Option<TlsOptions>,
     insecure: bool,
@@ -216,6 +228,8 @@ impl TcpBuilder {
             seeds: Vec::new(),
             dns: Vec::new(),
             discovery: DiscoveryOptions::default(),
+            gossip: None,
+            resolver: Resolver::default(),
             secret: None,
             tls: None,
             insecure: false,
@@ -261,6 +275,40 @@ impl TcpBuilder {
     /// (100 ms to 1 day).
     pub fn dns(mut self, name: impl Into<String>, every: Duration) -> Self {
         self.dns.push((name.into(), every));
+        self
+    }
+
+    /// Looks up the names of seeds and of [`TcpBuilder::dns`], `host:port`, instead of the system's resolver. A
+    /// look-up may take [`TcpLimits::connect_timeout`]; an answer without addresses is one that failed.
+    ///
+    /// ```
+    /// # use muster_router::transport::tcp::TcpTransport;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let transport = TcpTransport::builder("a")
+    ///     .listen("127.0.0.1:0")
+    ///     .dns("chat.internal:7001", std::time::Duration::from_secs(10))
+    ///     .resolver(|name: String| async move {
+    ///         assert_eq!(name, "chat.internal:7001");
+    ///         Ok(vec!["10.0.0.2:7001".parse().map_err(std::io::Error::other)?])
+    ///     })
+    ///     .build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn resolver<F, A>(mut self, resolver: F) -> Self
+    where
+        F: Fn(String) -> A + Send + Sync + 'static,
+        A: Future<Output = std::io::Result<Vec<SocketAddr>>> + Send + 'static,
+    {
+        self.resolver = Resolver::new(resolver);
+        self
+    }
+
+    /// Members find each other, and find out who is dead, by gossip over the links. See the
+    /// [guide](crate::guide::discovery).
+    #[cfg(feature = "gossip")]
+    pub fn gossip(mut self, options: GossipOptions) -> Self {
+        self.gossip = Some(options);
         self
     }
 
@@ -330,6 +378,10 @@ impl TcpBuilder {
             return Err(TcpConfigError::Exposed { listen: listen.as_str().to_owned() });
         }
         self.discovery.check().map_err(|rule| TcpConfigError::Discovery { rule })?;
+        #[cfg(feature = "gossip")]
+        if let Some(gossip) = &self.gossip {
+            gossip.check().map_err(|rule| TcpConfigError::Gossip { rule })?;
+        }
         check_limits(&self.limits)?;
         check_link(&self.link)?;
         Ok(Settings {
@@ -340,6 +392,8 @@ impl TcpBuilder {
             seeds,
             dns,
             discovery: self.discovery,
+            gossip: self.gossip,
+            resolver: self.resolver,
             exposed: self.insecure || protected,
             secret: self.secret,
             tls: self.tls,

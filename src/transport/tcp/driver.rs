@@ -56,6 +56,7 @@ impl Driver {
                 self.mesh.stop();
             }
             if self.mesh.is_stopping() {
+                self.leave();
                 self.mesh.goodbye();
                 return;
             }
@@ -96,6 +97,9 @@ impl Driver {
             self.settle();
         }
         *self.mesh.counted.discovery.lock() = self.book.stats();
+        if self.book.poll_members_changed() {
+            *self.mesh.members.lock() = self.book.members().into();
+        }
         let mut state = self.mesh.state.lock();
         let due =
             [state.links.poll_timeout(), self.book.poll_timeout(), self.settles].into_iter().flatten().min();
@@ -135,6 +139,19 @@ impl Driver {
             Event::Reborn => {
                 tracing::info!(me = %self.mesh.settings.node, "known already: going on under a higher incarnation");
                 self.reborn = Some(now);
+                let me = self.mesh.state.lock().links.me().clone();
+                self.book.handle_reborn(me, now);
+            }
+        }
+    }
+
+    /// What the book has to say before the connections say goodbye.
+    fn leave(&mut self) {
+        self.book.handle_leaving(self.mesh.now());
+        while let Some(action) = self.book.poll_action() {
+            match action {
+                Action::Send(node, message) => self.mesh.tell(&node, message),
+                Action::Dial(_) | Action::Resolve(_) | Action::Settled => {}
             }
         }
     }
@@ -176,14 +193,14 @@ impl Driver {
         let (done, mesh, alive) = (self.done.0.clone(), self.mesh.clone(), self.alive.clone());
         tokio::spawn(async move {
             let limit = mesh.settings.limits.connect_timeout;
-            let lookup = tokio::time::timeout(limit, tokio::net::lookup_host(name.clone()));
+            let lookup = tokio::time::timeout(limit, mesh.settings.resolver.resolve(&name));
             let answer = tokio::select! {
                 biased;
                 () = mesh.stopped() => return,
                 answer = lookup => answer,
             };
             let answer = match answer {
-                Ok(Ok(answer)) => answer.collect(),
+                Ok(Ok(answer)) => answer,
                 Ok(Err(error)) => {
                     if mesh.counted.is_news(&name, &error) {
                         tracing::warn!(me = %mesh.settings.node, name, %error, "a name was not resolved");

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use super::auth::RefusalCause;
 use super::builder::Settings;
 use super::connection::Connection;
+use super::discovery::MemberInfo;
 use super::stats::Counted;
 use crate::transport::link::{Effect, Links, Output, Packet, RawId, Refusal, Time};
 use crate::transport::{Frame, Inbound, SendError, TransportError};
@@ -77,6 +78,8 @@ pub(super) struct Mesh {
     pub(super) state: Mutex<State>,
     /// Wakes the task of the mesh.
     pub(super) wake: Notify,
+    /// Who is known, as discovery has it.
+    pub(super) members: Mutex<Arc<[MemberInfo]>>,
     /// Told when reports have come to an end.
     quiet: Notify,
     pub(super) stop: watch::Sender<bool>,
@@ -115,6 +118,7 @@ impl Mesh {
             counted,
             state: Mutex::new(state),
             wake: Notify::new(),
+            members: Mutex::new(Arc::from([])),
             quiet: Notify::new(),
             stop: watch::Sender::new(false),
             phase,

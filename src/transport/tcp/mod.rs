@@ -3,13 +3,13 @@
 pub(crate) mod auth;
 mod builder;
 mod connection;
-#[allow(dead_code, reason = "what gossip needs comes with it")]
 mod discovery;
 mod driver;
 mod listener;
 mod mesh;
 pub(crate) mod preamble;
 mod record;
+mod resolver;
 mod stats;
 pub(crate) mod tls;
 
@@ -33,6 +33,8 @@ use stats::Counted;
 
 pub use auth::{RefusalCause, Secret, SecretError};
 pub use builder::{TcpBuilder, TcpConfigError, TcpLimits};
+#[cfg(feature = "gossip")]
+pub use discovery::GossipOptions;
 pub use discovery::{DiscoveryOptions, DiscoveryStats, MemberInfo, MemberState};
 pub use stats::TcpStats;
 pub use tls::{TlsError, TlsOptions};
@@ -63,6 +65,12 @@ impl TcpTransport {
     /// Where it takes connections; `None` while it is not started.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.mesh()?.local.get().copied()
+    }
+
+    /// Everybody else whom this node knows of, ordered by name, and how they are as seen from here; empty while it
+    /// is not started. What is said of those that are not linked is the word of others, and may be late.
+    pub fn members(&self) -> Vec<MemberInfo> {
+        self.mesh().map_or_else(Vec::new, |mesh| mesh.members.lock().to_vec())
     }
 
     /// What happened so far.
@@ -244,6 +252,7 @@ fn launch(
         seeds: settings.seeds.clone(),
         dns: settings.dns.clone(),
         options: settings.discovery.clone(),
+        gossip: settings.gossip.clone(),
     };
     let book = Book::new(config, random()?);
     tokio::spawn(listener::listen(mesh.clone(), alive.clone(), ours.clone(), listener));

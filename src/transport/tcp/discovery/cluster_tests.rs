@@ -170,6 +170,27 @@ fn mem_09_a_dead_node_is_not_taught_back() {
 }
 
 #[test]
+fn mem_13_missing_in_an_answer_is_no_death() {
+    for seed in SEEDS {
+        let all_of = "all.internal:7000";
+        let mut world = World::new(seed, 5, |_, config| {
+            config.dns = vec![(Endpoint::parse(all_of).unwrap(), secs(1))];
+        });
+        world.dns.insert(all_of.into(), (0..5).map(place).collect());
+        world.start_all();
+        world.until(secs(2), "a mesh", mesh);
+        let mut random = Random::new(seed);
+        for _ in 0..20 {
+            let first = (random.next() % 5) as usize;
+            world.dns.insert(all_of.into(), vec![place(first), place((first + 1) % 5)]);
+            world.run(secs(1));
+            assert!(mesh(&world));
+            assert!((1..5).all(|i| world.state(0, i) == Some(MemberState::Linked)));
+        }
+    }
+}
+
+#[test]
 fn one_bad_link_is_told_apart_from_a_dead_node() {
     for seed in SEEDS {
         let mut world = World::new(seed, 5, one_seed);

@@ -4,7 +4,7 @@
 //! | version: u8 | kind: u8 | fields, in postcard |
 //! ```
 //!
-//! Kind 0 is a [`Notice`]. Another version or kind is ignored and counted: a newer node may say more than we
+//! Kind 0 is a [`Notice`], kind 1 is gossip. Another version or kind is ignored and counted: a newer node may say more than we
 //! understand. Decoding never panics and allocates no more than a small multiple of the message's own length.
 
 use std::net::SocketAddr;
@@ -17,6 +17,7 @@ use crate::types::NodeId;
 /// The version of these messages.
 const VERSION: u8 = 1;
 const NOTICE: u8 = 0;
+const GOSSIP: u8 = 1;
 
 /// No message is longer; a longer one is dropped and counted.
 pub(crate) const MAX_MESSAGE_LEN: usize = 64 * 1024;
@@ -36,8 +37,9 @@ pub(super) struct Notice {
 
 /// What a message says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(super) enum Heard<'a> {
     Notice(Notice),
+    Gossip(&'a [u8]),
 }
 
 /// Why a message was not understood.
@@ -47,6 +49,9 @@ pub(super) enum Ignored {
     Unknown,
     /// It makes no sense, or is longer or says more than is allowed.
     Malformed,
+    /// It names more nodes than there is room for.
+    #[cfg_attr(not(feature = "gossip"), allow(dead_code, reason = "only gossip is refused whole"))]
+    Overflow,
 }
 
 impl Notice {
@@ -56,8 +61,13 @@ impl Notice {
     }
 }
 
+/// A message of gossip.
+pub(super) fn gossip(data: &[u8]) -> Bytes {
+    [&[VERSION, GOSSIP], data].concat().into()
+}
+
 /// What the message says.
-pub(super) fn decode(message: &[u8]) -> Result<Heard, Ignored> {
+pub(super) fn decode(message: &[u8]) -> Result<Heard<'_>, Ignored> {
     if message.len() > MAX_MESSAGE_LEN {
         return Err(Ignored::Malformed);
     }
@@ -71,6 +81,7 @@ pub(super) fn decode(message: &[u8]) -> Result<Heard, Ignored> {
             }
             Ok(_) | Err(_) => Err(Ignored::Malformed),
         },
+        (VERSION, GOSSIP) => Ok(Heard::Gossip(fields)),
         _ => Err(Ignored::Unknown),
     }
 }

@@ -26,12 +26,19 @@
 //! [`Action::Dial`] and each [`Action::Resolve`] must be answered once, in bounded time.
 
 mod exchange;
+#[cfg(feature = "gossip")]
+mod gossip;
+#[cfg(not(feature = "gossip"))]
+#[path = "no_gossip.rs"]
+mod gossip;
 mod members;
 mod options;
 mod random;
 
 #[cfg(test)]
 mod cluster_tests;
+#[cfg(all(test, feature = "gossip"))]
+mod gossip_tests;
 #[cfg(test)]
 mod sim;
 #[cfg(test)]
@@ -45,6 +52,11 @@ use bytes::Bytes;
 
 use crate::types::{NodeId, Peer};
 use exchange::{Heard, Ignored, MAX_NOTICE_ENTRIES, Notice};
+use gossip::Gossip;
+#[cfg(feature = "gossip")]
+pub use gossip::GossipOptions;
+#[cfg(not(feature = "gossip"))]
+pub(crate) use gossip::GossipOptions;
 pub use members::{MemberInfo, MemberState};
 pub use options::DiscoveryOptions;
 pub(crate) use options::Endpoint;
@@ -80,13 +92,16 @@ pub(crate) struct Config {
     pub(crate) dns: Vec<(Endpoint, Duration)>,
     /// Times and bounds.
     pub(crate) options: DiscoveryOptions,
+    /// Whether to gossip.
+    pub(crate) gossip: Option<GossipOptions>,
 }
 
+#[cfg(test)]
 impl Config {
     /// Without any address to begin with.
     pub(crate) fn new(me: Peer, advertise: SocketAddr) -> Self {
         let options = DiscoveryOptions::default();
-        Self { me, advertise, seeds: Vec::new(), dns: Vec::new(), options }
+        Self { me, advertise, seeds: Vec::new(), dns: Vec::new(), options, gossip: None }
     }
 }
 
@@ -207,6 +222,10 @@ pub(crate) struct Book {
     /// Who has been linked (with an address to tell) or unlinked since the last notice.
     changes: BTreeMap<NodeId, Option<SocketAddr>>,
     notice_due: Option<Time>,
+    gossip: Option<Gossip>,
+    /// Who lives, by the word of gossip.
+    alive: BTreeMap<NodeId, SocketAddr>,
+    members_changed: bool,
     actions: VecDeque<Action>,
     wake: Option<Time>,
     stats: DiscoveryStats,
@@ -216,12 +235,17 @@ pub(crate) struct Book {
 impl Book {
     /// A book with the addresses of `config`; `seed` is for jitter. The first [`Book::handle_timeout`] starts it.
     pub(crate) fn new(config: Config, seed: u64) -> Self {
-        let Config { me, advertise, seeds, dns, options } = config;
+        let Config { me, advertise, seeds, dns, options, gossip } = config;
+        let advertise = canonical(advertise);
+        let mut random = Random::new(seed);
+        let gossip = gossip.map(|with| {
+            Gossip::new(&with, &me, advertise, options.forget_after, options.max_addresses, random.next())
+        });
         let mut book = Self {
             me,
-            advertise: canonical(advertise),
+            advertise,
             options,
-            random: Random::new(seed),
+            random,
             now: Time::ZERO,
             started: None,
             settled: false,
@@ -230,6 +254,9 @@ impl Book {
             nodes: BTreeMap::new(),
             changes: BTreeMap::new(),
             notice_due: None,
+            gossip,
+            alive: BTreeMap::new(),
+            members_changed: false,
             actions: VecDeque::new(),
             wake: Some(Time::ZERO),
             stats: DiscoveryStats::default(),
@@ -257,6 +284,11 @@ impl Book {
             // what others vouch for now goes before what is only remembered
             if told && known.state == MemberState::Down {
                 *known = info;
+            }
+        }
+        if let Some(gossip) = &self.gossip {
+            for (node, address, state) in gossip.standings() {
+                members.insert(node, MemberInfo { node: node.clone(), address: Some(address), state });
             }
         }
         for (node, known) in self.nodes.iter().filter(|(_, known)| known.linked.is_some()) {
@@ -394,6 +426,9 @@ impl Book {
             self.changes.insert(node.clone(), home);
             self.notice_due.get_or_insert(self.now + NOTICE_DELAY);
         }
+        if let Some(gossip) = self.gossip.as_mut().filter(|_| newly) {
+            gossip.handle_linked(node, advertised, self.now);
+        }
         self.plan();
     }
 
@@ -445,18 +480,51 @@ impl Book {
         self.plan();
     }
 
-    /// A mesh message of a linked node.
+    /// A mesh message of a node that has proved its name, and is linked or was until just now.
     pub(crate) fn handle_message(&mut self, from: &NodeId, message: &[u8], now: Time) {
         self.tick(now);
-        if !self.is_linked(from) {
-            return;
-        }
         match exchange::decode(message) {
-            Ok(Heard::Notice(notice)) => self.on_notice(from, notice),
-            Err(Ignored::Unknown) => self.stats.unknown += 1,
-            Err(Ignored::Malformed) => self.stats.malformed += 1,
+            // what it told counts for as long as it is linked
+            Ok(Heard::Notice(notice)) if self.is_linked(from) => self.on_notice(from, notice),
+            Ok(Heard::Notice(_)) => {}
+            // the last words of a link come after its end: that one leaves, for example
+            Ok(Heard::Gossip(data)) => {
+                let heard = match &mut self.gossip {
+                    Some(gossip) => gossip.handle_message(from, data, self.now),
+                    None => Err(Ignored::Unknown),
+                };
+                heard.err().into_iter().for_each(|ignored| self.ignored(ignored));
+            }
+            Err(ignored) => self.ignored(ignored),
         }
         self.plan();
+    }
+
+    fn ignored(&mut self, ignored: Ignored) {
+        match ignored {
+            Ignored::Unknown => self.stats.unknown += 1,
+            Ignored::Malformed => self.stats.malformed += 1,
+            Ignored::Overflow => self.stats.overflow += 1,
+        }
+    }
+
+    /// This node goes on under another incarnation.
+    pub(crate) fn handle_reborn(&mut self, me: Peer, now: Time) {
+        self.tick(now);
+        self.me = me;
+        if let Some(gossip) = &mut self.gossip {
+            gossip.handle_identity(&self.me, self.advertise, self.now);
+        }
+        self.plan();
+    }
+
+    /// This node is about to end. What [`Book::poll_action`] wants sent now tells the others; nothing else is of use.
+    pub(crate) fn handle_leaving(&mut self, now: Time) {
+        self.tick(now);
+        if let Some(gossip) = &mut self.gossip {
+            gossip.handle_leaving(self.now);
+            self.take_gossip();
+        }
     }
 
     /// Time has passed.
@@ -482,6 +550,11 @@ impl Book {
     /// The next thing to do.
     pub(crate) fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
+    }
+
+    /// Whether [`Book::members`] may have changed since this was asked last.
+    pub(crate) fn poll_members_changed(&mut self) -> bool {
+        std::mem::take(&mut self.members_changed)
     }
 
     /// When to call [`Book::handle_timeout`] next.
@@ -601,6 +674,64 @@ impl Book {
     }
 }
 
+// What gossip says.
+impl Book {
+    fn plan_gossip(&mut self) -> Option<Time> {
+        self.gossip.as_mut()?.handle_timeout(self.now);
+        self.take_gossip();
+        self.gossip.as_ref()?.poll_timeout()
+    }
+
+    fn take_gossip(&mut self) {
+        let Some(gossip) = &mut self.gossip else { return };
+        let output = gossip.take_output();
+        for (to, data) in output.sends {
+            // probes of those who are not linked are lost, as they should be
+            if self.is_linked(&to) {
+                self.actions.push_back(Action::Send(to, exchange::gossip(&data)));
+            }
+        }
+        if output.changed {
+            self.follow_gossip();
+        }
+    }
+
+    /// Whoever lives is worth dialling; whoever is down is only tried now and then.
+    fn follow_gossip(&mut self) {
+        let Some(gossip) = &self.gossip else { return };
+        let standings: Vec<(NodeId, SocketAddr, MemberState)> =
+            gossip.standings().map(|(node, address, state)| (node.clone(), address, state)).collect();
+        let mut alive = BTreeMap::new();
+        for (node, address, state) in standings {
+            let address = canonical(address);
+            let usable = unusable(address).is_none() && address != self.advertise && node != self.me.node;
+            if state == MemberState::Down || !usable {
+                continue;
+            }
+            if self.alive.get(&node) == Some(&address) || self.tell(node.clone(), address) {
+                alive.insert(node, address);
+            }
+        }
+        for (node, address) in std::mem::replace(&mut self.alive, alive) {
+            if self.alive.get(&node) != Some(&address) {
+                self.untell(address);
+                self.slow_down(&node);
+            }
+        }
+    }
+
+    fn slow_down(&mut self, node: &NodeId) {
+        if self.is_held(node) || self.alive.contains_key(node) {
+            return;
+        }
+        let Self { entries, options, random, now, .. } = self;
+        for entry in entries.values_mut().filter(|e| e.node.as_ref() == Some(node) && e.tellers == 0) {
+            entry.failures = entry.failures.max(16);
+            entry.due = entry.due.max(*now + options.delay(entry.failures, random));
+        }
+    }
+}
+
 // Addresses.
 impl Book {
     /// Makes sure that the address has an entry; false if the book is full.
@@ -667,7 +798,9 @@ impl Book {
 impl Book {
     fn plan(&mut self) {
         let Some(started) = self.started else { return };
+        self.members_changed = true;
         let mut wake = self.plan_awaited();
+        wake = earliest(wake, self.plan_gossip());
         wake = earliest(wake, self.plan_lookups());
         wake = earliest(wake, self.plan_dials());
         wake = earliest(wake, self.plan_forgetting());

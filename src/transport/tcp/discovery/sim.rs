@@ -147,6 +147,14 @@ impl World {
         }
     }
 
+    /// It says goodbye and ends.
+    #[cfg(feature = "gossip")]
+    pub(super) fn leave(&mut self, i: usize) {
+        self.input(i, |book, now| book.handle_leaving(now));
+        self.run(Duration::from_millis(10));
+        self.kill(i, false);
+    }
+
     /// Gives it another address for its next life.
     pub(super) fn move_to(&mut self, i: usize, to: SocketAddr) {
         self.machines[i].at = to;
@@ -292,7 +300,7 @@ impl World {
         }
     }
 
-    fn input(&mut self, i: usize, give: impl FnOnce(&mut Book, Time)) {
+    pub(super) fn input(&mut self, i: usize, give: impl FnOnce(&mut Book, Time)) {
         let now = self.now;
         let Some(book) = self.machines[i].book.as_mut() else { return };
         give(book, now);

@@ -22,11 +22,8 @@ fn ms(n: u64) -> Duration {
 
 fn config(name: &str, at: u8, seeds: &[u8]) -> Config {
     Config {
-        me: Peer::new(id(name), Incarnation::MIN),
-        advertise: host(at),
         seeds: seeds.iter().map(|n| Endpoint::Address(host(*n))).collect(),
-        dns: Vec::new(),
-        options: DiscoveryOptions::default(),
+        ..Config::new(Peer::new(id(name), Incarnation::MIN), host(at))
     }
 }
 
@@ -284,12 +281,13 @@ fn what_others_say_moves_nobody_who_is_linked() {
     // nor is that told on, and nobody dials it
     book.handle_linked(&id("d"), host(4), ms(3));
     let told = actions(&mut book).into_iter().filter_map(|action| match action {
-        Action::Send(to, message) if to == id("d") => Some(exchange::decode(&message).unwrap()),
+        Action::Send(to, message) if to == id("d") => Some(message),
         Action::Send(..) | Action::Settled => None,
         Action::Dial(_) | Action::Resolve(_) => panic!("{action:?}"),
     });
     let linked = vec![(id("b"), host(2)), (id("c"), host(3))];
-    assert_eq!(told.collect::<Vec<_>>(), [Heard::Notice(Notice { first: true, linked, gone: vec![] })]);
+    let notice = Notice { first: true, linked, gone: vec![] };
+    assert_eq!(told.collect::<Vec<_>>(), [notice.encode().unwrap()]);
     // once it is gone, what others say is tried as well
     book.handle_unlinked(&id("c"), Duration::from_secs(20));
     let tried: BTreeSet<SocketAddr> =
