@@ -6,6 +6,8 @@ pub(crate) mod calls;
 pub mod endpoint;
 pub mod link;
 pub mod memory;
+#[cfg(feature = "nats")]
+pub mod nats;
 #[cfg(feature = "tcp")]
 pub mod tcp;
 pub(crate) mod wire;

@@ -1,0 +1,369 @@
+//! Over a NATS cluster that is there already: no open ports between the servers.
+//!
+//! ```no_run
+//! use muster_router::{Muster, transport::nats::NatsTransport};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let transport = NatsTransport::builder("chat-1")
+//!     .servers("nats://nats-1:4222,nats://nats-2:4222")
+//!     .options(NatsTransport::connect_options().user_and_password("chat".into(), "secret".into()))
+//!     .build()?;
+//! let muster = Muster::builder("rooms").transport(transport).start().await?;
+//! # drop(muster);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! NATS has subjects and no connections, delivers at most once, and drops what a subscriber does not take in time.
+//! So a **raw connection** is made of messages: each end draws a random number for it, each message has a number
+//! in it, and a message that is missing, late or twice closes it. The link layer ([`super::link`]) then goes on
+//! with its session on the next raw connection and sends again what was not acknowledged. In the same way it
+//! survives a server that restarts: within `reconnect_grace` nothing is lost and nobody is reported down; after
+//! it, peers are down, and up again when NATS is.
+//!
+//! Subjects, under `<prefix>.<scope>`: `presence` (every node says there, about every second, that it is alive),
+//! `name.<node>` (held by the one live node of that name), `node.<node>.<life>.<lane>` (what is for this node).
+//! An account that may publish and subscribe to `<prefix>.>` is enough. JetStream is not used.
+//!
+//! Each node has one task. It reports to its [`Inbound`]; `try_send` only queues. Needs a tokio runtime with time
+//! and I/O enabled, of either flavour.
+
+mod builder;
+mod directory;
+mod end;
+mod envelope;
+mod seat;
+mod subject;
+mod traffic;
+mod wire;
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use async_nats::{Client, ConnectOptions, Message, StatusCode, Subscriber};
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::StreamExt;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+
+pub use async_nats;
+pub use builder::{NatsBuilder, NatsConfigError, NatsLimits};
+pub use end::NatsStats;
+
+use super::link::Links;
+use super::{Frame, Inbound, SendError, Transport, TransportError};
+use crate::types::{Incarnation, NodeId, Peer};
+use builder::{Settings, Source};
+use directory::{Directory, DirectoryConfig};
+use end::{End, Progress, Signals};
+use envelope::{Envelope, Presence, Word};
+use subject::{LifeId, Subjects};
+
+/// One node's end of a scope over NATS. Cloning gives the same end. See the [module](self) for an example.
+///
+/// A second start while it runs is [`TransportError::AlreadyStarted`]; a start while another node of the same name
+/// runs is [`TransportError::Superseded`]. A holder of the name that does not answer, as it is frozen or cut off, is
+/// superseded by the newcomer: when it comes back it reports every peer down and ends.
+///
+/// When the last clone is dropped the node leaves by itself.
+#[derive(Clone)]
+pub struct NatsTransport(Arc<Inner>);
+
+struct Inner {
+    settings: Settings,
+    running: Mutex<Running>,
+    last_incarnation: AtomicU64,
+}
+
+#[derive(Default)]
+struct Running {
+    /// Ends a start that is under way.
+    starting: Option<Arc<Notify>>,
+    end: Option<Arc<End>>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(end) = &self.running.get_mut().end {
+            end.stop();
+        }
+    }
+}
+
+impl fmt::Debug for NatsTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NatsTransport").field("node", self.node()).finish_non_exhaustive()
+    }
+}
+
+impl NatsTransport {
+    /// Begins a transport for the node of this name.
+    pub fn builder(node: impl Into<String>) -> NatsBuilder {
+        NatsBuilder::new(node.into())
+    }
+
+    /// The client's options as they suit links: it finds a dead server within seconds, and tries to come back at
+    /// least every 250 ms, since links wait for `reconnect_grace` only. Add credentials and TLS to them.
+    pub fn connect_options() -> ConnectOptions {
+        ConnectOptions::new()
+            .ping_interval(Duration::from_secs(2))
+            .connection_timeout(Duration::from_secs(2))
+            .reconnect_delay_callback(|attempts| match attempts {
+                0 | 1 => Duration::ZERO,
+                n => Duration::from_millis((2_u64 << n.min(8)).min(250)),
+            })
+    }
+
+    /// What this life has been through; of the last one when it does not run.
+    pub fn stats(&self) -> NatsStats {
+        let end = self.0.running.lock().end.clone();
+        end.map(|end| end.stats()).unwrap_or_default()
+    }
+
+    /// Ends at once, without a goodbye, as `kill -9` would: for tests of what your servers do then. Nothing is
+    /// reported any more once this has returned. May be started again.
+    pub async fn crash(&self) {
+        let end = self.0.running.lock().end.clone();
+        let Some(end) = end else { return };
+        end.crash();
+        end.ended().await;
+    }
+
+    fn new(settings: Settings) -> Self {
+        Self(Arc::new(Inner { settings, running: Mutex::default(), last_incarnation: AtomicU64::new(0) }))
+    }
+
+    /// The life that runs.
+    fn end(&self) -> Option<Arc<End>> {
+        self.0.running.lock().end.as_ref().filter(|end| !end.is_gone()).cloned()
+    }
+}
+
+/// Gives up a start that does not get to its end.
+struct Unstarted<'a>(&'a Inner, Option<Arc<End>>);
+
+impl Drop for Unstarted<'_> {
+    fn drop(&mut self) {
+        self.0.running.lock().starting = None;
+        if let Some(end) = &self.1 {
+            end.stop();
+        }
+    }
+}
+
+#[async_trait]
+impl Transport for NatsTransport {
+    fn node(&self) -> &NodeId {
+        &self.0.settings.node
+    }
+
+    /// Returns when every node that answers has been linked, or has been tried for `handshake_timeout`.
+    async fn start(&self, inbound: Inbound) -> Result<Peer, TransportError> {
+        let cancelled = Arc::new(Notify::new());
+        {
+            let mut running = self.0.running.lock();
+            if running.starting.is_some() || running.end.as_ref().is_some_and(|end| !end.is_gone()) {
+                return Err(TransportError::AlreadyStarted { node: self.node().clone() });
+            }
+            running.starting = Some(cancelled.clone());
+        }
+        let mut unstarted = Unstarted(&self.0, None);
+        let stopped = || TransportError::Failed { reason: "it was shut down while it started".to_owned() };
+        let end = tokio::select! {
+            joined = self.0.join(inbound) => joined?,
+            () = cancelled.notified() => return Err(stopped()),
+        };
+        unstarted.1 = Some(end.clone());
+        let mut progress = end.progress.clone();
+        let result = match progress.wait_for(|progress| *progress != Progress::Starting).await.as_deref() {
+            Ok(Progress::Started) => Ok(end.links.lock().me().clone()),
+            Ok(Progress::Superseded(live)) => {
+                Err(TransportError::Superseded { node: self.node().clone(), live: *live })
+            }
+            Ok(Progress::Starting) | Err(_) => Err(stopped()),
+        };
+        if result.is_ok() {
+            unstarted.1 = None;
+        } else {
+            end.ended().await;
+        }
+        result
+    }
+
+    async fn send(&self, to: &Peer, frame: Frame) -> Result<(), SendError> {
+        let mut frame = frame;
+        loop {
+            frame = match self.try_send(to, frame) {
+                Err(SendError::Busy(frame)) => frame,
+                result => return result,
+            };
+            let Some(end) = self.end() else { return Err(SendError::NoLink(frame)) };
+            let room = end.room(to);
+            let mut woken = std::pin::pin!(room.notified());
+            woken.as_mut().enable();
+            // there may have come room before we listened
+            frame = match self.try_send(to, frame) {
+                Err(SendError::Busy(frame)) => frame,
+                result => return result,
+            };
+            woken.await;
+        }
+    }
+
+    fn try_send(&self, to: &Peer, frame: Frame) -> Result<(), SendError> {
+        let Some(end) = self.end() else { return Err(SendError::NoLink(frame)) };
+        end.links.lock().try_send(to, frame, end.now())?;
+        end.signals.wake.notify_one();
+        Ok(())
+    }
+
+    async fn shutdown(&self) {
+        let end = {
+            let running = self.0.running.lock();
+            if let Some(starting) = &running.starting {
+                starting.notify_one();
+            }
+            running.end.clone()
+        };
+        if let Some(end) = end {
+            end.stop();
+            end.ended().await;
+        }
+    }
+}
+
+fn failed(error: impl fmt::Display) -> TransportError {
+    TransportError::Failed { reason: error.to_string() }
+}
+
+/// What a node hears.
+struct Ears {
+    inbox: Subscriber,
+    presence: Subscriber,
+    name: Subscriber,
+}
+
+// Joining.
+impl Inner {
+    /// Connects, makes sure of the name, and starts the task.
+    async fn join(&self, inbound: Inbound) -> Result<Arc<End>, TransportError> {
+        let Settings { node, prefix, limits, link, .. } = &self.settings;
+        let signals = Arc::new(Signals { on_event: self.settings.on_event.clone(), ..Signals::default() });
+        let client = self.connect(&signals).await?;
+        let least = client.max_payload();
+        if least < wire::LEAST_MESSAGE + envelope::DATA_PREFIX {
+            return Err(failed(format!("the server's max_payload of {least} bytes is too small")));
+        }
+        let (life, seed) = (LifeId(random()?), random()?);
+        let subjects = Subjects::new(prefix, &inbound.terms().scope);
+        let me = Peer::new(node.clone(), self.incarnation());
+        let config = DirectoryConfig {
+            beat: limits.presence_interval,
+            window: limits.discovery_window,
+            try_for: link.handshake_timeout,
+            lives: limits.peers,
+        };
+        let directory = Directory::new(me.clone(), life, config, seed, Duration::ZERO);
+        let inbox = client.subscribe(subjects.everything_for(node, life)).await.map_err(failed)?;
+        let presence = client.subscribe(subjects.presence()).await.map_err(failed)?;
+        let claim = directory.presence(Word::Hello, 0);
+        let (inbox, name) = self.claim(&client, &subjects, inbox, &claim).await?;
+        let links = Links::new(me, inbound.terms().clone(), link.clone());
+        let (started, progress) = watch::channel(Progress::Starting);
+        let end = Arc::new(End::new(links, inbound, signals, progress));
+        let ears = Ears { inbox, presence, name };
+        let seat = seat::Seat::new(end.clone(), client, subjects, (directory, life), ears, limits, started);
+        let seat = seat.longest_packet(link.max_frame);
+        self.running.lock().end = Some(end.clone());
+        tokio::spawn(seat.run());
+        Ok(end)
+    }
+
+    async fn connect(&self, signals: &Arc<Signals>) -> Result<Client, TransportError> {
+        match &self.settings.source {
+            Source::Client(client) => Ok(client.clone()),
+            Source::Connect(servers, options) => {
+                let signals = signals.clone();
+                let hear = move |event| {
+                    signals.hear(&event);
+                    std::future::ready(())
+                };
+                options.clone().event_callback(hear).connect(servers.as_slice()).await.map_err(failed)
+            }
+        }
+    }
+
+    /// Above every earlier life of this value, also when the clock went back.
+    fn incarnation(&self) -> Incarnation {
+        let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+        let clock = u64::try_from(clock).unwrap_or(u64::MAX);
+        let after = |last: u64| Some(clock.max(last.saturating_add(1)));
+        let last = self.last_incarnation.fetch_update(Ordering::SeqCst, Ordering::SeqCst, after);
+        let last = last.unwrap_or_default();
+        Incarnation::new(clock.max(last.saturating_add(1))).unwrap_or(Incarnation::MIN)
+    }
+
+    /// Makes sure that no live node holds the name, then holds it. The server says at once if nobody listens
+    /// there; whoever does is given time to answer.
+    async fn claim(
+        &self,
+        client: &Client,
+        subjects: &Subjects,
+        mut inbox: Subscriber,
+        claim: &Presence,
+    ) -> Result<(Subscriber, Subscriber), TransportError> {
+        let Settings { node, limits, .. } = &self.settings;
+        let holders = subjects.name(node);
+        let [reply, ..] = subjects.lanes(node, claim.life);
+        let bytes: Bytes = Envelope::Claim(claim.clone()).encode();
+        let ask = || client.publish_with_reply(holders.clone(), reply.clone(), bytes.clone());
+        let live = within(limits.claim_timeout, async {
+            ask().await.map_err(failed)?;
+            while let Some(message) = inbox.next().await {
+                match verdict(&message, claim) {
+                    Some(live) => return Ok(live),
+                    None => continue,
+                }
+            }
+            Err(failed("the connection to NATS was closed"))
+        });
+        match live.await {
+            Some(Ok(Some(live))) => {
+                return Err(TransportError::Superseded { node: node.clone(), live });
+            }
+            Some(Err(error)) => return Err(error),
+            // nobody listens, or nobody answers
+            Some(Ok(None)) | None => {}
+        }
+        let name = client.subscribe(holders.clone()).await.map_err(failed)?;
+        // two that start at the same moment have both found it free: at least one of them hears the other now
+        ask().await.map_err(failed)?;
+        Ok((inbox, name))
+    }
+}
+
+/// `None`: it says nothing of the name. Otherwise who holds it, if anyone.
+fn verdict(message: &Message, claim: &Presence) -> Option<Option<Incarnation>> {
+    if message.status == Some(StatusCode::NO_RESPONDERS) {
+        return Some(None);
+    }
+    match Envelope::decode(message.payload.clone()) {
+        Ok(Envelope::Taken(holder)) if holder.node == claim.node && holder.life != claim.life => {
+            Some(Some(holder.incarnation))
+        }
+        Ok(_) | Err(_) => None,
+    }
+}
+
+async fn within<T>(time: Duration, what: impl Future<Output = T>) -> Option<T> {
+    tokio::time::timeout(time, what).await.ok()
+}
+
+fn random() -> Result<u64, TransportError> {
+    getrandom::u64().map_err(failed)
+}
