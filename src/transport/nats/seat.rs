@@ -363,8 +363,15 @@ impl Seat {
         } else {
             tracing::error!(incarnation = %live, "another node has taken the name of this one, which ends");
         }
-        let peers: Vec<Peer> = self.end.links.lock().peers().cloned().collect();
+        let (me, peers) = {
+            let links = self.end.links.lock();
+            (links.me().node.clone(), links.peers().cloned().collect::<Vec<Peer>>())
+        };
         self.goodbye().await;
+        if *self.progress.borrow() == Progress::Started {
+            // the router takes no further part, instead of believing that it is alone
+            self.end.inbound.peer_up(Peer::new(me, live));
+        }
         for peer in peers {
             self.end.inbound.peer_down(&peer);
         }
