@@ -10,7 +10,7 @@ use super::exchange::Ignored;
 use super::members::MemberState;
 use crate::types::{NodeId, Peer};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum GossipOptions {}
 
 #[derive(Debug)]
