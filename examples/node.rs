@@ -26,9 +26,10 @@ Usage: node --id NAME --listen HOST:PORT [--seed HOST:PORT]... [options]
 
   --id NAME            its name; no other live node has it
   --listen HOST:PORT   where others connect to; port 0 takes a free one
-  --advertise HOST:PORT  what others are told, if they cannot use the address it listens on
+  --advertise HOST:PORT what others are told, if they cannot use the address it listens on
   --seed HOST:PORT     a node to meet; may be given several times and may be this one
   --dns HOST:PORT      a name whose addresses are nodes, resolved again every 5 s
+  --gossip             members find each other by gossip (feature `gossip`)
   --secret-file FILE   a secret that all nodes share, at least 16 bytes
   --tls-dir DIR        ca.pem, cert.pem and key.pem; the certificate's name is the node's
   --insecure           listen beyond loopback with neither
@@ -48,6 +49,7 @@ struct Options {
     advertise: Option<String>,
     seeds: Vec<String>,
     dns: Option<String>,
+    gossip: bool,
     secret_file: Option<PathBuf>,
     tls_dir: Option<PathBuf>,
     insecure: bool,
@@ -66,6 +68,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>,
             "--dns" => options.dns = Some(value()?),
             "--secret-file" => options.secret_file = Some(value()?.into()),
             "--tls-dir" => options.tls_dir = Some(value()?.into()),
+            "--gossip" => options.gossip = true,
             "--insecure" => options.insecure = true,
             "--help" | "-h" => return Ok(None),
             _ => return Err(format!("unknown option {option:?}")),
@@ -95,6 +98,14 @@ fn transport(options: &Options) -> Result<TcpTransport, Failure> {
     }
     if options.insecure {
         builder = builder.insecure();
+    }
+    if options.gossip {
+        #[cfg(feature = "gossip")]
+        {
+            builder = builder.gossip(muster_router::transport::tcp::GossipOptions::default());
+        }
+        #[cfg(not(feature = "gossip"))]
+        return Err("--gossip needs a build with --features gossip".into());
     }
     Ok(builder.build()?)
 }
@@ -221,13 +232,20 @@ fn show(message: &Message) {
 /// What happens in the cluster, as it happens.
 async fn tell(muster: Muster) {
     let mut events = muster.events();
+    let mut last = String::new();
     while let Some(event) = events.recv().await {
         match event {
             Event::NodeUp(peer) => println!("+ {peer}"),
             Event::NodeDown(peer) => println!("- {peer}"),
             Event::NodeSuspect(peer) => println!("? {peer} is silent"),
             Event::NodeResumed(peer) => println!("+ {peer} is back, nothing was lost"),
-            Event::Status { status, .. } => println!("* {status}, {} nodes", muster.members().len()),
+            Event::Status { status, .. } => {
+                let now = format!("* {status}, {} in the view", muster.members().len());
+                if now != last {
+                    println!("{now}");
+                    last = now;
+                }
+            }
             Event::Superseded { by } => println!("! superseded by {by}"),
             Event::Partitioned { peer, missing } => {
                 println!("! {peer} reaches {missing}, this node does not")

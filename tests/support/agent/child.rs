@@ -257,6 +257,10 @@ fn transport(setup: &Setup) -> Result<TcpTransport, String> {
     if let Some(incarnation) = setup.incarnation {
         builder = builder.incarnation(Incarnation::new(incarnation).ok_or("no incarnation")?);
     }
+    #[cfg(feature = "gossip")]
+    if setup.gossip {
+        builder = builder.gossip(muster_router::transport::tcp::GossipOptions::default());
+    }
     builder.build().map_err(|error| error.to_string())
 }
 
