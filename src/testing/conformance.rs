@@ -98,6 +98,11 @@ pub trait Harness: Send + Sync + 'static {
         Duration::from_secs(30)
     }
 
+    /// How many nodes the rule on many peers starts, if `MUSTER_PEERS` does not say. Each is linked to each.
+    fn peers(&self) -> usize {
+        60
+    }
+
     /// Whether a second start under a live name is an error at once. Say no where it can be told only later.
     fn refuses_duplicates(&self) -> bool {
         true
@@ -1283,9 +1288,10 @@ pub async fn discovery_settles_once(harness: &dyn Harness) -> Verdict {
     nodes.finish().await
 }
 
-/// A full mesh in which everyone hears everyone: 60 nodes, or as many as `MUSTER_PEERS` says.
+/// A full mesh in which everyone hears everyone, of [`Harness::peers`] nodes or as many as `MUSTER_PEERS` says.
 pub async fn many_peers(harness: &dyn Harness) -> Verdict {
-    let count = std::env::var("MUSTER_PEERS").ok().and_then(|n| n.parse().ok()).unwrap_or(60_usize).max(2);
+    let given = std::env::var("MUSTER_PEERS").ok().and_then(|n| n.parse().ok());
+    let count = given.unwrap_or_else(|| harness.peers()).max(2);
     let nodes = Nodes::new(harness);
     let mut mesh = Vec::new();
     for number in 0..count {

@@ -82,6 +82,12 @@ impl Connection {
         drop(messages);
         self.wake.notify_one();
     }
+
+    fn put_back(&self, mut earlier: VecDeque<Bytes>) {
+        let mut messages = self.messages.lock();
+        earlier.append(&mut messages);
+        *messages = earlier;
+    }
 }
 
 /// Starts both tasks. `rest`: what has been read already.
@@ -195,12 +201,16 @@ impl Writer {
         let mut packets: Vec<Packet> = Vec::new();
         let mut batch = Batch::default();
         loop {
+            // taken before and written after: the word that makes a link must not come behind the first message
+            let messages = std::mem::take(&mut *self.connection.messages.lock());
             let polled = self.mesh.output(&self.connection, &mut packets);
-            for message in std::mem::take(&mut *self.connection.messages.lock()) {
-                batch.message(message);
-            }
             for packet in packets.drain(..) {
                 batch.packet(packet);
+            }
+            if polled == Polled::Later {
+                self.connection.put_back(messages);
+            } else {
+                messages.into_iter().for_each(|message| batch.message(message));
             }
             self.write(&mut batch, deadline).await?;
             match polled {
@@ -214,7 +224,7 @@ impl Writer {
                         () = overdue(deadline) => Err(io::ErrorKind::TimedOut.into()),
                     };
                 }
-                Polled::Idle => {
+                Polled::Idle | Polled::Later => {
                     tokio::select! {
                         biased;
                         () = self.connection.wake.notified() => {}

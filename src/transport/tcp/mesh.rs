@@ -388,7 +388,7 @@ impl Mesh {
         let mut state = self.state.lock();
         if state.running {
             state.hungry.insert(connection.raw);
-            return Polled::Idle;
+            return Polled::Later;
         }
         let mut bytes = 0;
         while bytes < OUTPUT_BYTES && into.len() < OUTPUT_PACKETS {
@@ -459,6 +459,8 @@ pub(super) enum Polled {
     More,
     /// Nothing; the connection is woken when there is.
     Idle,
+    /// Reports are being made; the connection is woken when they are done.
+    Later,
     /// Write what is there, then close.
     Closed,
 }
