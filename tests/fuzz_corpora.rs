@@ -105,6 +105,24 @@ fn configurations() {
     search("config", 50_000, |input| fuzz::config(input, read, write));
 }
 
+#[cfg(feature = "cache")]
+#[test]
+fn cache_terms() {
+    search("cache_term", 60_000, fuzz::cache_term);
+}
+
+#[cfg(feature = "cache")]
+#[test]
+fn cache_patterns() {
+    search("cache_pattern", 60_000, fuzz::cache_pattern);
+}
+
+#[cfg(feature = "cache")]
+#[test]
+fn cache_stores() {
+    search("cache_store", 20_000, fuzz::cache_store);
+}
+
 /// A target that breaks is reported with the input that broke it.
 #[test]
 #[should_panic(expected = "wire, kept: ")]

@@ -17,6 +17,11 @@ use crate::transport::wire::{self as frames, Heard};
 use crate::transport::{Frame, Lane, Terms};
 use crate::types::{Group, Incarnation, NodeId, Peer};
 
+#[cfg(feature = "cache")]
+mod cache;
+#[cfg(feature = "cache")]
+pub use cache::{cache_pattern, cache_store, cache_term};
+
 /// The decoder of frames: the first byte is the lane. What decodes can be said, and is then heard the same.
 pub fn wire(input: &[u8]) -> bool {
     let Some((lane, head)) = input.split_first() else { return false };
