@@ -5,12 +5,16 @@
 #[allow(dead_code)]
 #[path = "../examples/chat/app/mod.rs"]
 mod app;
+#[cfg(feature = "nats")]
+mod nats_server;
 
 use std::io::Write;
 
 use app::check::{self, Plan};
 use app::cli::{self, Task};
 use app::cluster::{Cluster, Ports};
+#[cfg(feature = "nats")]
+use app::stage::Place;
 use app::{replay, trace};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -22,6 +26,21 @@ async fn nothing_is_lost_while_a_node_stops_crashes_and_returns() {
     let last = report.to_string().lines().last().unwrap().to_owned();
     let due = report.total.should;
     assert_eq!(last, format!("check passed: 240 sent, {due} of {due} deliveries, 0 missed, 0 duplicated"));
+}
+
+/// A node ends without a goodbye, and the server that they share is killed and started again, in the middle.
+#[cfg(feature = "nats")]
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_misses_anything_over_nats() {
+    if !nats_server::is_installed("the check over NATS") {
+        return;
+    }
+    let place = Place::Nats { url: None };
+    let plan =
+        Plan { messages: 600, rooms: 20, clients_per_node: 3, rooms_per_client: 6, place, ..Plan::default() };
+    let report = check::run(&plan).await.unwrap();
+    assert!(report.passed(), "{report}");
+    assert_eq!(report.sent, 600);
 }
 
 const TRACE: &str = "minute\troom\tevent\tuser\tbytes
@@ -85,6 +104,8 @@ fn options_are_read_and_bad_ones_named() {
         ("--speed 2", "no --replay"),
         ("--replay t.tsv --speed 0", "above 0"),
         ("--check --replay t.tsv --speed 2", "as fast as it can"),
+        ("--transport carrier-pigeon", "memory, tcp or nats"),
+        ("--nats nats://127.0.0.1", "is for --transport nats"),
         ("chat.tsv", "unknown option \"chat.tsv\""),
     ] {
         let error = parse(line).unwrap_err();

@@ -59,7 +59,7 @@ async fn run(options: Options) -> Result<ExitCode, Failure> {
             return Ok(ExitCode::SUCCESS);
         }
         Task::Check => {
-            let (nodes, place) = (options.nodes, options.place);
+            let (nodes, place) = (options.nodes, options.place.clone());
             check::run(&check::Plan { nodes, place, ..check::Plan::default() }).await?
         }
         Task::CheckReplay { ref file } => {
@@ -76,6 +76,8 @@ async fn start(options: &Options) -> Result<Arc<Cluster>, Failure> {
     match options.place {
         #[cfg(feature = "tcp")]
         Place::Tcp | Place::Processes { .. } => Cluster::start_tcp(options.nodes, options.ports).await,
+        #[cfg(feature = "nats")]
+        Place::Nats { ref url } => Cluster::start_nats(options.nodes, options.ports, url.clone()).await,
         Place::Memory => Cluster::start(options.nodes, options.ports).await,
     }
 }

@@ -1,7 +1,7 @@
 //! `--check`: real websocket clients on every node talk while a node is stopped, crashed and restarted.
 //!
 //! Six parts of equal size: quiet; while a node stops in order; while it starts again; while it crashes; while
-//! it starts again; quiet. In each the messages flow all the time. Clients of the node that goes do what the
+//! it starts again; quiet, but that a server which the nodes share is killed and started again. In each the messages flow all the time. Clients of the node that goes do what the
 //! page does: told in advance, they join at another node first and leave then; cut off, they connect to another
 //! node and send again what was not confirmed. When the node is back, they move home.
 
@@ -132,7 +132,7 @@ enum Order {
 
 /// Runs the check.
 pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
-    let stage = Stage::start(plan.place, plan.nodes).await?;
+    let stage = Stage::start(plan.place.clone(), plan.nodes).await?;
     let shared = Arc::new(Shared {
         addresses: stage.addresses(),
         rooms: plan.rooms,
@@ -202,7 +202,7 @@ async fn conduct(
     })
     .await?;
     during(shared, part, go_home()).await?;
-    during(shared, plan.messages - 5 * part, async { Ok(()) }).await?;
+    during(shared, plan.messages - 5 * part, stage.restart_network()).await?;
     settle(shared, clients).await
 }
 

@@ -28,7 +28,8 @@ Usage: chat [--nodes N] [--port BASE] [--replay FILE [--speed X]] [--check]
   --help         this text
 
 With the feature `tcp` (cargo run --features tcp --example chat -- …):
-  --transport T  what connects the nodes, memory or tcp (default memory)
+  --transport T  what connects the nodes, memory, tcp or, with the feature `nats`, nats (default memory)
+  --nats URL     with --transport nats: the server, instead of one that is started for this and restarted by --check
   --processes N  with --check --transport tcp: N nodes, each in a process of its own
   --kill         with --processes: one of them is killed (kill -9) and started again
 
@@ -77,6 +78,7 @@ pub(crate) struct Options {
 #[derive(Default)]
 struct Network {
     transport: Option<String>,
+    nats: Option<String>,
     processes: Option<u64>,
     kill: bool,
     id: Option<String>,
@@ -110,7 +112,8 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Optio
             }
             "--replay" => once(&option, &mut replay, PathBuf::from(value("the path of a trace")?))?,
             "--speed" => once(&option, &mut speed, positive(&option, &value("a number above 0")?)?)?,
-            "--transport" => once(&option, &mut network.transport, value("memory or tcp")?)?,
+            "--transport" => once(&option, &mut network.transport, value("memory, tcp or nats")?)?,
+            "--nats" => once(&option, &mut network.nats, value("the URL of a server")?)?,
             "--processes" => once(
                 &option,
                 &mut network.processes,
@@ -131,7 +134,7 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Optio
             "--help" | "-h" => help = true,
             _ => {
                 return Err(format!(
-                    "unknown option {argument:?}; allowed are --nodes, --port, --replay, --speed, --check, --transport, \
+                    "unknown option {argument:?}; allowed are --nodes, --port, --replay, --speed, --check, --transport, --nats, \
                      --processes, --kill, --id, --listen, --seed, --secret-file, --tls-dir and --help"
                 ));
             }
@@ -195,11 +198,15 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Optio
 impl Network {
     /// Where all nodes of this start are.
     fn place(&self, plain_check: bool, nodes: bool) -> Result<Place, String> {
-        let tcp = match self.transport.as_deref() {
-            None | Some("memory") => false,
-            Some("tcp") => true,
-            Some(other) => return Err(format!("--transport {other:?}: memory or tcp is allowed")),
+        let (tcp, nats) = match self.transport.as_deref() {
+            None | Some("memory") => (false, false),
+            Some("tcp") => (true, false),
+            Some("nats") => (false, true),
+            Some(other) => return Err(format!("--transport {other:?}: memory, tcp or nats is allowed")),
         };
+        if self.nats.is_some() && !nats {
+            return Err("--nats is for --transport nats".into());
+        }
         if self.processes.is_some() && !(tcp && plain_check) {
             return Err("--processes is for --check --transport tcp".into());
         }
@@ -208,6 +215,12 @@ impl Network {
         }
         if self.kill && self.processes.is_none() {
             return Err("--kill kills one of --processes N; no --processes was given".into());
+        }
+        if nats {
+            #[cfg(feature = "nats")]
+            return Ok(Place::Nats { url: self.nats.clone() });
+            #[cfg(not(feature = "nats"))]
+            return Err("this needs the feature nats: cargo run --features nats --example chat -- …".into());
         }
         if !tcp {
             return Ok(Place::Memory);

@@ -126,6 +126,8 @@ pub(crate) enum Net {
     Memory(Network),
     #[cfg(feature = "tcp")]
     Tcp(super::tcp::Mesh),
+    #[cfg(feature = "nats")]
+    Nats(Arc<super::nats::Nats>),
 }
 
 impl Net {
@@ -134,6 +136,8 @@ impl Net {
             Net::Memory(network) => Ok(Arc::new(network.node(name))),
             #[cfg(feature = "tcp")]
             Net::Tcp(mesh) => mesh.transport(name),
+            #[cfg(feature = "nats")]
+            Net::Nats(nats) => nats.transport(name),
         }
     }
 }
@@ -176,6 +180,33 @@ impl Cluster {
     pub(crate) async fn start_tcp(count: usize, ports: Ports) -> Result<Arc<Self>, Failure> {
         let mesh = super::tcp::Mesh::local(numbered(count))?;
         Self::start_on(Net::Tcp(mesh), numbered(count), ports).await
+    }
+
+    /// The same over NATS.
+    #[cfg(feature = "nats")]
+    pub(crate) async fn start_nats(
+        count: usize,
+        ports: Ports,
+        url: Option<String>,
+    ) -> Result<Arc<Self>, Failure> {
+        let nats = Arc::new(super::nats::Nats::start(url)?);
+        Self::start_on(Net::Nats(nats), numbered(count), ports).await
+    }
+
+    /// Kills and starts again what all nodes share: the NATS server, if it is ours.
+    pub(crate) async fn restart_network(&self) -> Result<(), Failure> {
+        match &self.network {
+            Net::Memory(_) => Ok(()),
+            #[cfg(feature = "tcp")]
+            Net::Tcp(_) => Ok(()),
+            #[cfg(feature = "nats")]
+            Net::Nats(nats) => {
+                if nats.restart_server().await? {
+                    println!("the nats-server was killed and started again with messages in hand");
+                }
+                Ok(())
+            }
+        }
     }
 
     /// Starts the nodes of these names and returns when all are ready.
@@ -300,7 +331,7 @@ impl Cluster {
         match stop {
             Stop::Orderly => node.leave_in_order().await,
             Stop::Crash => {
-                self.crash(&slot.name);
+                self.crash(&slot.name).await;
                 node.phase.send_replace(Phase::Crashed);
                 node.muster.shutdown().await;
             }
@@ -310,13 +341,15 @@ impl Cluster {
     }
 
     /// Over TCP the node's own end, without a drain, is all the crash there is within one process.
-    fn crash(&self, name: &str) {
+    async fn crash(&self, name: &str) {
         match &self.network {
             Net::Memory(network) => {
                 network.crash(name);
             }
             #[cfg(feature = "tcp")]
             Net::Tcp(_) => {}
+            #[cfg(feature = "nats")]
+            Net::Nats(nats) => nats.crash(name).await,
         }
     }
 

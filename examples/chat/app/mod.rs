@@ -15,6 +15,8 @@ pub(crate) mod drive;
 pub(crate) mod fleet;
 mod hub;
 pub(crate) mod ledger;
+#[cfg(feature = "nats")]
+pub(crate) mod nats;
 #[cfg(feature = "tcp")]
 pub(crate) mod one;
 mod outbox;

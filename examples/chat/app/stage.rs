@@ -9,7 +9,7 @@ use super::cluster::{Cluster, Ports, Stop};
 use super::fleet::Fleet;
 
 /// Where the nodes are.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) enum Place {
     /// In this process, on a memory network.
     #[default]
@@ -17,6 +17,9 @@ pub(crate) enum Place {
     /// In this process, over TCP.
     #[cfg(feature = "tcp")]
     Tcp,
+    /// In this process, over NATS: the server of this address, or one that is started for them.
+    #[cfg(feature = "nats")]
+    Nats { url: Option<String> },
     /// Each in its own process. What crashes elsewhere is killed (`kill -9`), or is stopped in order.
     #[cfg(feature = "tcp")]
     Processes { kill: bool },
@@ -38,6 +41,8 @@ impl Stage {
             Place::Memory => Self::Here(Cluster::start(nodes, Ports::Any).await?),
             #[cfg(feature = "tcp")]
             Place::Tcp => Self::Here(Cluster::start_tcp(nodes, Ports::Any).await?),
+            #[cfg(feature = "nats")]
+            Place::Nats { url } => Self::Here(Cluster::start_nats(nodes, Ports::Any, url).await?),
             #[cfg(feature = "tcp")]
             Place::Processes { kill } => Self::Apart { fleet: Fleet::start(nodes).await?, kill },
         })
@@ -67,6 +72,15 @@ impl Stage {
             Self::Apart { fleet, kill: true } => fleet.stop_node(name, stop).await,
             #[cfg(feature = "tcp")]
             Self::Apart { fleet, kill: false } => fleet.stop_node(name, Stop::Orderly).await,
+        }
+    }
+
+    /// Restarts what the nodes share, if there is such a thing.
+    pub(crate) async fn restart_network(&self) -> Result<(), Failure> {
+        match self {
+            Self::Here(cluster) => cluster.restart_network().await,
+            #[cfg(feature = "tcp")]
+            Self::Apart { .. } => Ok(()),
         }
     }
 

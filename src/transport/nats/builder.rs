@@ -14,6 +14,8 @@ use crate::types::{NameError, NodeId};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const MINUTE: Duration = Duration::from_secs(60);
+/// A server that restarts is away for all nodes at once, and longer than a connection that blips.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// Why a [`NatsTransport`] cannot be made as it was asked for. Names the option and what it allows.
 #[derive(Debug, thiserror::Error)]
@@ -167,7 +169,7 @@ impl NatsBuilder {
             options: None,
             client: None,
             prefix: "muster".to_owned(),
-            link: LinkConfig::default(),
+            link: LinkConfig { reconnect_grace: GRACE, ..LinkConfig::default() },
             limits: NatsLimits::default(),
             on_event: None,
         }
@@ -207,7 +209,10 @@ impl NatsBuilder {
         self
     }
 
-    /// The times and bounds of links. The same on every node.
+    /// The times and bounds of links: [`LinkConfig::default`] with a `reconnect_grace` of 5 s. The same on every
+    /// node. Choose the grace longer than your server takes to restart: what a node has accepted meanwhile waits
+    /// that long, and is lost with the link after it. [`Config::tombstone_ttl`](crate::Config) has to be above
+    /// `stall_timeout`, `ping_timeout` and `reconnect_grace` together.
     pub fn link(mut self, link: LinkConfig) -> Self {
         self.link = link;
         self

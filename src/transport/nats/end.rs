@@ -169,6 +169,11 @@ impl End {
         self.signals.wake.notify_one();
     }
 
+    /// What it sends vanishes.
+    pub(super) fn has_crashed(&self) -> bool {
+        self.crashed.load(Ordering::Acquire) && !self.stopping.load(Ordering::Acquire)
+    }
+
     pub(super) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }

@@ -126,7 +126,8 @@ impl NatsTransport {
     }
 
     /// Ends at once, without a goodbye, as `kill -9` would: for tests of what your servers do then. Nothing is
-    /// reported any more once this has returned. May be started again.
+    /// reported any more once this has returned, and what is sent until [`Transport::shutdown`] vanishes: nobody
+    /// above may conclude from a missing link that a frame had no receiver. May be started again after a shutdown.
     pub async fn crash(&self) {
         let end = self.0.running.lock().end.clone();
         let Some(end) = end else { return };
@@ -216,7 +217,13 @@ impl Transport for NatsTransport {
     }
 
     fn try_send(&self, to: &Peer, frame: Frame) -> Result<(), SendError> {
-        let Some(end) = self.end() else { return Err(SendError::NoLink(frame)) };
+        let end = self.0.running.lock().end.clone();
+        let Some(end) = end.filter(|end| !end.is_gone() || end.has_crashed()) else {
+            return Err(SendError::NoLink(frame));
+        };
+        if end.has_crashed() {
+            return Ok(());
+        }
         end.links.lock().try_send(to, frame, end.now())?;
         end.signals.wake.notify_one();
         Ok(())
