@@ -156,6 +156,8 @@ impl Lab {
     /// Sends on this node until told to stop, in all groups in turn.
     fn load(self: &Arc<Self>, name: &str) -> Load {
         let (lab, muster, name) = (self.clone(), self.muster(name), name.to_owned());
+        static LAST: AtomicUsize = AtomicUsize::new(0);
+        let load = LAST.fetch_add(1, Ordering::Relaxed);
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let task = tokio::spawn(async move {
@@ -165,7 +167,7 @@ impl Lab {
                     return;
                 }
                 let group = number % GROUPS;
-                let mut text = format!("{name} {life} {number} ").into_bytes();
+                let mut text = format!("{name} {life} {load} {number} ").into_bytes();
                 text.resize(text.len().max(lab.body), b'.');
                 let body = Bytes::from(text);
                 let sent = Sent { group, began: Instant::now(), confirmed: None };

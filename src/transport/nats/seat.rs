@@ -60,6 +60,8 @@ pub(super) struct Seat {
     pub(super) keys: BTreeMap<Key, RawId>,
     pub(super) lives: BTreeMap<LifeId, RawId>,
     pub(super) graves: BTreeMap<Key, (Subject, Time)>,
+    /// How much may be on the way to a life at first, where more was too much.
+    pub(super) slow: BTreeMap<LifeId, u32>,
     /// Connections with something to write, and no room.
     pub(super) blocked: BTreeSet<RawId>,
     /// Connections of which something was taken.
@@ -110,6 +112,7 @@ impl Seat {
             keys: BTreeMap::new(),
             lives: BTreeMap::new(),
             graves: BTreeMap::new(),
+            slow: BTreeMap::new(),
             blocked: BTreeSet::new(),
             touched: BTreeSet::new(),
             packets: Vec::new(),
@@ -341,7 +344,7 @@ impl Seat {
         while let Some((node, life, dialer)) = self.directory.due(now) {
             count(&self.end.signals.counters.dials, 1);
             let from = self.directory.presence(Word::Beat, self.linked());
-            let window = u32::try_from(self.limits.window).unwrap_or(u32::MAX);
+            let (window, _) = self.window(life);
             let [to, ..] = self.subjects.lanes(&node, life);
             self.publish(to, Envelope::Open { from, dialer, window }.encode());
         }

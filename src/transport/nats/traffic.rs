@@ -86,6 +86,7 @@ impl Seat {
             }
             Envelope::Close { key } => {
                 if let Some(raw) = self.keys.get(&key).copied() {
+                    self.slow_down(raw);
                     self.close(raw, false);
                 }
             }
@@ -160,7 +161,7 @@ impl Seat {
         }
         let key = Key { dialer, acceptor: self.directory.random() };
         let [to, ..] = self.subjects.lanes(&from.node, from.life);
-        let ours = u32::try_from(self.limits.window).unwrap_or(u32::MAX);
+        let (ours, _) = self.window(from.life);
         self.publish(to, Envelope::Accept { key, window: ours }.encode());
         self.open(key, (from.node, from.life), from.epoch, window);
     }
@@ -212,7 +213,8 @@ impl Seat {
         let subjects = self.subjects.lanes(&to.0, to.1);
         let life = to.1;
         let mut wire = Wire::new(raw, key, to, epoch, self.longest_packet);
-        wire.windows(u32::try_from(self.limits.window).unwrap_or(u32::MAX), window);
+        let (ours, most) = self.window(life);
+        wire.windows(ours, most, window);
         self.directory.opened(life);
         self.keys.insert(key, raw);
         self.lives.insert(life, raw);
@@ -228,6 +230,21 @@ impl Seat {
         }
         self.forget(raw);
         self.end.links.lock().handle_closed(raw, self.end.now());
+    }
+
+    /// The other end has closed it, most likely as something was missing: the next one begins with less on the way.
+    fn slow_down(&mut self, raw: RawId) {
+        let Some(connection) = self.connections.get(&raw) else { return };
+        if self.slow.len() >= self.limits.peers {
+            self.slow.clear();
+        }
+        self.slow.insert(connection.wire.life, connection.wire.less());
+    }
+
+    /// How much may be on the way to this life at first, and later.
+    pub(super) fn window(&self, life: LifeId) -> (u32, u32) {
+        let most = u32::try_from(self.limits.window).unwrap_or(u32::MAX);
+        (self.slow.get(&life).copied().unwrap_or(most), most)
     }
 
     fn tell(&mut self, raw: RawId) {
@@ -278,6 +295,7 @@ impl Seat {
     pub(super) fn write(&mut self) {
         for raw in std::mem::take(&mut self.blocked) {
             self.write_one(raw);
+            self.probe(raw);
         }
         loop {
             let Some(raw) = self.end.links.lock().poll_dirty() else { break };
@@ -290,6 +308,16 @@ impl Seat {
                 let [to, ..] = connection.subjects.clone();
                 self.publish(to, credit.encode());
             }
+        }
+    }
+
+    /// Asks the other end of a connection that is stuck.
+    fn probe(&mut self, raw: RawId) {
+        let now = self.end.now();
+        let Some(connection) = self.connections.get_mut(&raw) else { return };
+        if let Some(probe) = connection.wire.probe(now) {
+            let ([to, ..], nobody) = (connection.subjects.clone(), connection.nobody.clone());
+            self.publish_with(to, Some(nobody), probe);
         }
     }
 

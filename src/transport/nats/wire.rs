@@ -5,13 +5,14 @@
 //! has taken; no more than a window is on its way, since NATS would drop what a slow subscriber does not take.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::envelope::{Envelope, Key, encode_data};
 use super::subject::LifeId;
 use crate::transport::Lane;
-use crate::transport::link::{Packet, RawId};
+use crate::transport::link::{Packet, RawId, Time};
 use crate::types::NodeId;
 
 /// What stands in front of a packet: the lengths of head and body.
@@ -20,6 +21,9 @@ const PREFIX: usize = 8;
 const LEAST_COST: u64 = 4096;
 /// A server that takes less in one message is of no use.
 pub(super) const LEAST_MESSAGE: usize = 512;
+
+/// How long nothing is taken before the other end is asked.
+const PROBE: Duration = Duration::from_millis(200);
 
 /// What came does not continue the stream, or makes no sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +50,8 @@ pub(super) struct Wire {
     taken: u64,
     told: u64,
     their_window: u64,
+    /// The other end waits to be told.
+    asked: bool,
 }
 
 #[derive(Debug, Default)]
@@ -60,6 +66,11 @@ struct Outgoing {
     sent: u64,
     acknowledged: u64,
     window: u64,
+    most: u64,
+    /// What was taken since the window has last grown.
+    grown: u64,
+    /// Since when, or since the last probe, it is full with more to come.
+    stuck: Option<Time>,
 }
 
 impl Wire {
@@ -76,12 +87,19 @@ impl Wire {
             taken: 0,
             told: 0,
             their_window: 1,
+            asked: false,
         }
     }
 
-    /// How much each end lets be on its way to the other.
-    pub(super) fn windows(&mut self, ours: u32, theirs: u32) {
-        (self.out.window, self.their_window) = (u64::from(ours), u64::from(theirs).max(1));
+    /// How much each end lets be on its way to the other: ours grows up to `most`, as it is taken.
+    pub(super) fn windows(&mut self, ours: u32, most: u32, theirs: u32) {
+        (self.out.window, self.out.most) = (u64::from(ours), u64::from(most));
+        self.their_window = u64::from(theirs).max(1);
+    }
+
+    /// What to begin the next connection with if this one has lost something: as much again would be lost again.
+    pub(super) fn less(&self) -> u32 {
+        u32::try_from((self.out.window / 4).max(LEAST_COST)).unwrap_or(u32::MAX)
     }
 
     /// Whether a frame may be added: there is room on the way, and nothing of an earlier one waits here.
@@ -127,9 +145,30 @@ impl Wire {
         Some((lane, bytes))
     }
 
+    /// A message with nothing in it, when nothing was taken for long: if one before it was dropped, the other end
+    /// finds the gap, and if what it told was dropped, it tells again. Everything else waits for room, so without
+    /// this both would wait for ever.
+    pub(super) fn probe(&mut self, now: Time) -> Option<Bytes> {
+        let out = &mut self.out;
+        if out.bytes == 0 || !out.is_full() {
+            out.stuck = None;
+            return None;
+        }
+        let since = *out.stuck.get_or_insert(now);
+        if now < since + PROBE {
+            return None;
+        }
+        out.stuck = Some(now);
+        let bytes = encode_data(self.key, out.number, self.taken, 0, |_| {});
+        out.number += 1;
+        out.sent += cost(0);
+        Some(bytes)
+    }
+
     /// What the other end has to be told, if it may be waiting for it.
     pub(super) fn credit(&mut self) -> Option<Envelope> {
-        if self.taken - self.told < (self.their_window / 4).max(1) {
+        let asked = std::mem::take(&mut self.asked);
+        if !asked && self.taken - self.told < (self.their_window / 4).max(1) {
             return None;
         }
         self.told = self.taken;
@@ -138,8 +177,16 @@ impl Wire {
 
     /// The other end has taken so much in all; what is older than known, or impossible, is ignored.
     pub(super) fn acknowledged(&mut self, taken: u64) {
-        if taken <= self.out.sent {
-            self.out.acknowledged = self.out.acknowledged.max(taken);
+        let out = &mut self.out;
+        if taken <= out.acknowledged || taken > out.sent {
+            return;
+        }
+        out.stuck = None;
+        out.grown += taken - out.acknowledged;
+        out.acknowledged = taken;
+        if out.grown >= out.window {
+            out.grown = 0;
+            out.window = (out.window + (out.window / 4).max(LEAST_COST)).min(out.most).max(out.window);
         }
     }
 
@@ -155,6 +202,7 @@ impl Wire {
         }
         self.number += 1;
         self.taken += cost(piece.len());
+        self.asked |= piece.is_empty();
         self.assembler.feed(piece, into)
     }
 }
@@ -252,7 +300,7 @@ mod tests {
     fn wire(window: u32) -> Wire {
         let to = (NodeId::new("b").unwrap(), LifeId(1));
         let mut wire = Wire::new(RawId(1), Key { dialer: 1, acceptor: 2 }, to, 0, MAX);
-        wire.windows(window, window);
+        wire.windows(window, window, window);
         wire
     }
 
@@ -312,6 +360,51 @@ mod tests {
         let (number, _, bytes) = piece(a.cut(1000, false).expect("room again").1);
         b.receive(number, bytes, &mut got).unwrap();
         assert_eq!(got.len(), 4);
+    }
+
+    #[test]
+    fn a_full_window_is_asked_about() {
+        let (mut a, mut b, mut got) = (wire(4096), wire(4096), Vec::new());
+        a.push(frame(10));
+        assert_eq!(a.probe(Time::ZERO), None, "there is room");
+        let lost = a.cut(1000, false).expect("room for one");
+        a.push(frame(10));
+        assert_eq!(a.cut(1000, false), None);
+        assert_eq!(a.probe(Time::ZERO), None, "not at once");
+        let (number, _, bytes) = piece(a.probe(PROBE).expect("stuck"));
+        assert_eq!(a.probe(PROBE), None, "not again at once");
+        assert_eq!(
+            b.receive(number, bytes.clone(), &mut got),
+            Err(Broken::Gap),
+            "the one before was dropped"
+        );
+
+        let (first, _, frame) = piece(lost.1);
+        b = wire(1 << 20);
+        assert_eq!(b.receive(first, frame, &mut got), Ok(()));
+        assert_eq!(b.credit(), None, "little was taken");
+        assert_eq!(b.receive(number, bytes, &mut got), Ok(()));
+        let Some(Envelope::Credit { taken, .. }) = b.credit() else { panic!("it was asked") };
+        a.acknowledged(taken);
+        assert!(a.cut(1000, false).is_some());
+    }
+
+    #[test]
+    fn a_window_shrinks_with_a_loss_and_grows_with_what_is_taken() {
+        let mut a = wire(1 << 20);
+        assert_eq!(a.less(), 1 << 18);
+        a.windows(a.less(), 1 << 20, 1 << 20);
+        assert_eq!(a.less(), 1 << 16);
+        a.windows(LEAST_COST as u32, 20_000, 1 << 20);
+        assert_eq!(u64::from(a.less()), LEAST_COST, "one message is always allowed");
+        for _ in 0..20 {
+            while a.has_room(1000) {
+                a.push(frame(10));
+                a.cut(1000, false).expect("there is room");
+            }
+            a.acknowledged(a.out.sent);
+        }
+        assert_eq!(a.out.window, 20_000);
     }
 
     #[test]
