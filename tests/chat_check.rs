@@ -5,8 +5,6 @@
 #[allow(dead_code)]
 #[path = "../examples/chat/app/mod.rs"]
 mod app;
-#[cfg(feature = "nats")]
-mod nats_server;
 
 use std::io::Write;
 
@@ -32,7 +30,7 @@ async fn nothing_is_lost_while_a_node_stops_crashes_and_returns() {
 #[cfg(feature = "nats")]
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_misses_anything_over_nats() {
-    if !nats_server::is_installed("the check over NATS") {
+    if !app::nats::is_installed("the check over NATS") {
         return;
     }
     let place = Place::Nats { url: None };

@@ -336,8 +336,7 @@ fn every_option_is_checked_and_named() {
         assert_eq!(error.option(), option, "{error}");
         assert!(error.to_string().contains(&format!("`{option}`")), "{error}");
     }
-    let secret =
-        NatsTransport::builder("a").servers("nats://me:secret@:x").build().err().expect("no address");
+    let secret = NatsTransport::builder("a").servers("nats://me:secret@:x").build().expect_err("no address");
     assert!(
         matches!(secret, NatsConfigError::Server { .. }) && !secret.to_string().contains("secret"),
         "{secret}"

@@ -5,6 +5,7 @@
 //! * [`own_transport`]: bring the network that you have.
 //! * [`regions`]: several clusters, one audience.
 //! * [`discovery`]: how the nodes of a TCP mesh find each other, and what to choose.
+#![cfg_attr(feature = "nats", doc = "* [`nats`]: over the NATS that your team runs already.")]
 #![cfg_attr(
     feature = "testing",
     doc = "* [`simulation`]: simulate your own server, and check your own transport."
@@ -28,6 +29,11 @@ pub mod own_transport {
 
 pub mod regions {
     #![doc = include_str!("regions.md")]
+}
+
+#[cfg(feature = "nats")]
+pub mod nats {
+    #![doc = include_str!("nats.md")]
 }
 
 #[cfg(feature = "testing")]

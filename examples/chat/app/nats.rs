@@ -13,6 +13,7 @@ use super::Failure;
 mod process;
 
 use process::NatsServer;
+pub(crate) use process::is_installed;
 
 pub(crate) struct Nats {
     url: String,
@@ -26,7 +27,7 @@ impl Nats {
     pub(crate) fn start(url: Option<String>) -> Result<Self, Failure> {
         let (url, server) = match url {
             Some(url) => (url, None),
-            None if process::is_installed("--transport nats without --nats URL") => {
+            None if is_installed("--transport nats without --nats URL") => {
                 let server = NatsServer::start();
                 (server.url(), Some(server))
             }
