@@ -11,9 +11,66 @@ use async_trait::async_trait;
 use muster_router::testing::conformance::{self, Harness, Unsupported, Verdict};
 use muster_router::transport::link::LinkConfig;
 use muster_router::transport::memory::Network;
-use muster_router::transport::{Frame, Inbound, Lane, Receiver, SendError, Transport, TransportError};
+use muster_router::transport::{Frame, Inbound, Lane, Receiver, SendError, Terms, Transport, TransportError};
 use muster_router::{NodeId, Peer};
 use parking_lot::Mutex;
+
+/// Takes everything at once.
+#[derive(Default)]
+struct Sink(Mutex<Option<Peer>>, AtomicUsize);
+
+impl Receiver for Sink {
+    fn peer_up(&self, peer: Peer) {
+        *self.0.lock() = Some(peer);
+    }
+    fn peer_suspect(&self, _: &Peer) {}
+    fn peer_resumed(&self, _: &Peer) {}
+    fn peer_down(&self, _: &Peer) {}
+    fn discovery_settled(&self) {}
+    fn frame(&self, _: &Peer, _: Frame) {
+        self.1.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// A sender that found the bell just before it rang was left waiting for ever: with many senders on a queue of four
+/// frames that happened in most runs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn senders_that_wait_for_room_are_all_woken() {
+    let (senders, each) = (16, 2000);
+    let link = LinkConfig { queue_frames: 4, ..LinkConfig::default() };
+    let network = Network::builder().link(link).build();
+    let terms = Terms { scope: "rooms".into(), vnodes: 128, protocol: 1 };
+    let sinks = [Arc::new(Sink::default()), Arc::new(Sink::default())];
+    let ends = ["a", "b"].map(|name| Arc::new(network.node(name)));
+    for (end, sink) in ends.iter().zip(&sinks) {
+        let receiver: Arc<dyn Receiver> = sink.clone();
+        end.start(Inbound::new(Arc::downgrade(&receiver), terms.clone())).await.expect("starts");
+    }
+    let to = loop {
+        let up = sinks[0].0.lock().clone();
+        match up {
+            Some(peer) => break peer,
+            None => tokio::task::yield_now().await,
+        }
+    };
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..senders {
+        let (end, to) = (ends[0].clone(), to.clone());
+        tasks.spawn(async move {
+            for _ in 0..each {
+                end.send(&to, Frame::new(Lane::Data, "", "payload")).await.expect("sent");
+            }
+        });
+    }
+    let sent = async { while tasks.join_next().await.is_some() {} };
+    tokio::time::timeout(Duration::from_secs(60), sent).await.expect("a sender was never woken");
+    let all = async {
+        while sinks[1].1.load(Ordering::SeqCst) < senders * each {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), all).await.expect("all of it comes");
+}
 
 struct Memory(Network);
 

@@ -153,11 +153,23 @@ impl Wires {
     fn filter(&self, node: &str, rule: &str) {
         self.in_node(node, "nft add table inet cut");
         self.in_node(node, "nft add chain inet cut input { type filter hook input priority 0 ; }");
-        self.in_node(node, &format!("nft add rule inet cut input {rule} drop"));
+        self.in_node(node, &format!("nft add rule inet cut input {rule} counter drop"));
     }
 
+    /// Ends the filter, which must have dropped something: a fault that never bit proves nothing.
     fn heal(&self, node: &str) {
+        let dropped = self.read(node, "nft list table inet cut");
+        let dropped = number_after(&dropped, "counter packets");
+        assert!(dropped.is_some_and(|packets| packets > 0), "the filter of {node} has dropped {dropped:?}");
         self.in_node(node, "nft delete table inet cut");
+    }
+
+    fn read(&self, node: &str, line: &str) -> String {
+        let words = line.split_whitespace();
+        let output =
+            Command::new("ip").args(["netns", "exec", &self.namespace(node)]).args(words).output().unwrap();
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
     }
 }
 
@@ -168,6 +180,11 @@ impl Drop for Wires {
             let _gone = run(&format!("ip netns delete {}", self.namespace(node)));
         }
     }
+}
+
+/// The number that follows these words.
+fn number_after(text: &str, words: &str) -> Option<u64> {
+    text.split_once(words)?.1.split_whitespace().next()?.trim_end_matches(')').parse().ok()
 }
 
 const ALL: [&str; 4] = ["a", "b", "c", "d"];
@@ -320,6 +337,10 @@ fn a_low_rate_by_tbf_costs_time_and_no_message() {
     lab.let_run(4000);
     lab.rest(&all);
     lab.until_whole(&all);
+    for node in all {
+        let held = number_after(&wires.read(node, "tc -s qdisc show dev eth0"), "overlimits");
+        assert!(held.is_some_and(|times| times > 0), "the rate limit of {node} has held up {held:?} packets");
+    }
     lab.close(Times::default());
 }
 

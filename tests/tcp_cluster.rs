@@ -141,13 +141,15 @@ fn restart(scenario: &'static str, clock_set_back: bool) {
         lab.setup("c").incarnation = Some(before / 2);
     }
     lab.launch(&["c"]);
-    println!("    started again after {} ms", millis_since(fault, now()));
+    let started = millis_since(fault, now());
+    println!("    started again after {started} ms");
     let whole = lab.until_whole(&all);
     lab.join("c", &group);
     lab.load(&["c"], &group, 100, 64);
     lab.let_run(1000);
     lab.rest(&all);
-    lab.close(Times { detection: None, recovery: Some(millis_since(fault, whole)) });
+    let (_, lag) = lab.close(Times { detection: None, recovery: Some(millis_since(fault, whole)) });
+    assert!(started * 1000 <= 1_000_000 + lag, "it started after {started} ms, lag {lag} us");
 }
 
 #[test]

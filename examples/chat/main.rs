@@ -20,10 +20,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
-        .with_writer(std::io::stderr)
-        .init();
+    tracing_subscriber::fmt().with_env_filter(log_filter()).with_writer(std::io::stderr).init();
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -101,4 +98,11 @@ async fn serve(cluster: &Arc<Cluster>, replay: Option<(std::path::PathBuf, f64)>
         }
         end = tokio::signal::ctrl_c() => Ok(end?),
     }
+}
+
+/// Warnings are shown, or what `RUST_LOG` says: a node that is refused has to be seen.
+fn log_filter() -> tracing_subscriber::EnvFilter {
+    tracing_subscriber::EnvFilter::builder()
+        .with_default_directive(tracing_subscriber::filter::LevelFilter::WARN.into())
+        .from_env_lossy()
 }

@@ -8,6 +8,7 @@ pub mod link;
 pub mod memory;
 #[cfg(feature = "nats")]
 pub mod nats;
+pub(crate) mod rooms;
 #[cfg(feature = "tcp")]
 pub mod tcp;
 pub(crate) mod wire;

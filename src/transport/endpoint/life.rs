@@ -1,6 +1,6 @@
 //! What the tasks and the callers of one life share.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use super::dials::Dials;
 use super::wire::Wire;
 use crate::transport::link::{Links, Packet, RawId, Time};
+use crate::transport::rooms::Rooms;
 use crate::transport::{Frame, Inbound, SendError};
 use crate::types::{Incarnation, NodeId, Peer};
 
@@ -66,7 +67,7 @@ pub(super) struct Life {
     seed: u64,
     runtime: Handle,
     inbox: Mutex<VecDeque<Arrival>>,
-    rooms: Mutex<BTreeMap<Peer, Arc<Notify>>>,
+    pub(super) rooms: Rooms,
     /// None once the life is over.
     tasks: Mutex<Option<JoinSet<()>>>,
 }
@@ -94,7 +95,7 @@ impl Life {
             epoch: Instant::now(),
             runtime,
             inbox: Mutex::default(),
-            rooms: Mutex::default(),
+            rooms: Rooms::default(),
             tasks: Mutex::new(Some(JoinSet::new())),
         }
     }
@@ -169,9 +170,7 @@ impl Life {
         };
         drop(rest);
         self.over.send_replace(true);
-        for room in std::mem::take(&mut *self.rooms.lock()).into_values() {
-            room.notify_waiters();
-        }
+        self.rooms.close();
         self.tasks.lock().take()
     }
 }
@@ -187,29 +186,8 @@ impl Life {
         Ok(())
     }
 
-    pub(super) async fn send(&self, to: &Peer, mut frame: Frame) -> Result<(), SendError> {
-        loop {
-            frame = match self.try_send(to, frame) {
-                Err(SendError::Busy(frame)) => frame,
-                result => return result,
-            };
-            let room = self.rooms.lock().entry(to.clone()).or_default().clone();
-            let mut woken = std::pin::pin!(room.notified());
-            woken.as_mut().enable();
-            // there may have come room before we listened
-            frame = match self.try_send(to, frame) {
-                Err(SendError::Busy(frame)) => frame,
-                result => return result,
-            };
-            woken.await;
-        }
-    }
-
-    pub(super) fn wake_senders(&self, peer: &Peer) {
-        let room = self.rooms.lock().remove(peer);
-        if let Some(room) = room {
-            room.notify_waiters();
-        }
+    pub(super) async fn send(&self, to: &Peer, frame: Frame) -> Result<(), SendError> {
+        self.rooms.send(to, frame, |to, frame| self.try_send(to, frame)).await
     }
 }
 

@@ -229,9 +229,9 @@ impl Seat {
             Effect::Down(peer, reason) => {
                 tracing::debug!(me = %life.node, %peer, %reason, "peer down");
                 inbound.peer_down(&peer);
-                life.wake_senders(&peer);
+                life.rooms.forget(&peer);
             }
-            Effect::Room(peer) => life.wake_senders(&peer),
+            Effect::Room(peer) => life.rooms.wake(&peer),
             Effect::Refused { raw, node, refusal } => {
                 tracing::warn!(me = %life.node, ?node, %refusal, "link refused");
                 let Some(node) = node.or_else(|| self.names.get(&raw).cloned()) else { return };

@@ -1,6 +1,6 @@
 //! A raw connection between two nodes of the network, and the ends that it joins.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -9,6 +9,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::transport::link::{Links, Packet, RawId, Time};
+use crate::transport::rooms::Rooms;
 use crate::transport::{Inbound, Lane};
 use crate::types::{NodeId, Peer};
 
@@ -33,7 +34,7 @@ pub(super) struct End {
     pub(super) settled: watch::Receiver<bool>,
     epoch: Instant,
     inbox: Mutex<VecDeque<Arrival>>,
-    rooms: Mutex<BTreeMap<Peer, Arc<Notify>>>,
+    pub(super) rooms: Rooms,
 }
 
 /// Something for an end's task.
@@ -76,7 +77,7 @@ impl End {
             settled,
             epoch: Instant::now(),
             inbox: Mutex::default(),
-            rooms: Mutex::default(),
+            rooms: Rooms::default(),
         }
     }
 
@@ -129,21 +130,7 @@ impl End {
         };
         drop(rest);
         self.wake.notify_one();
-        for room in std::mem::take(&mut *self.rooms.lock()).into_values() {
-            room.notify_waiters();
-        }
-    }
-
-    /// What tells of room in the queues to this peer.
-    pub(super) fn room(&self, peer: &Peer) -> Arc<Notify> {
-        self.rooms.lock().entry(peer.clone()).or_default().clone()
-    }
-
-    pub(super) fn wake_senders(&self, peer: &Peer) {
-        let room = self.rooms.lock().remove(peer);
-        if let Some(room) = room {
-            room.notify_waiters();
-        }
+        self.rooms.close();
     }
 }
 

@@ -502,23 +502,8 @@ impl Transport for MemoryTransport {
     }
 
     async fn send(&self, to: &Peer, frame: Frame) -> Result<(), SendError> {
-        let mut frame = frame;
-        loop {
-            frame = match self.try_send(to, frame) {
-                Err(SendError::Busy(frame)) => frame,
-                result => return result,
-            };
-            let Some(end) = self.end() else { return Err(SendError::NoLink(frame)) };
-            let room = end.room(to);
-            let mut woken = std::pin::pin!(room.notified());
-            woken.as_mut().enable();
-            // there may have come room before we listened
-            frame = match self.try_send(to, frame) {
-                Err(SendError::Busy(frame)) => frame,
-                result => return result,
-            };
-            woken.await;
-        }
+        let Some(end) = self.end() else { return Err(SendError::NoLink(frame)) };
+        end.rooms.send(to, frame, |to, frame| self.try_send(to, frame)).await
     }
 
     fn try_send(&self, to: &Peer, frame: Frame) -> Result<(), SendError> {

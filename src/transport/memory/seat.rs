@@ -233,9 +233,9 @@ impl Seat {
             Effect::Down(peer, reason) => {
                 tracing::debug!(me = %self.end.peer, %peer, %reason, "peer down");
                 inbound.peer_down(&peer);
-                self.end.wake_senders(&peer);
+                self.end.rooms.forget(&peer);
             }
-            Effect::Room(peer) => self.end.wake_senders(&peer),
+            Effect::Room(peer) => self.end.rooms.wake(&peer),
             Effect::Refused { node: Some(node), refusal, .. } => {
                 tracing::warn!(me = %self.end.peer, %node, %refusal, "link refused");
                 self.untried.remove(&node);

@@ -1,6 +1,5 @@
 //! What the callers of a transport share with its task.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -12,7 +11,8 @@ use tokio::time::Instant;
 use super::builder::OnEvent;
 use crate::transport::Inbound;
 use crate::transport::link::{LinkStats, Links, Time};
-use crate::types::{Incarnation, Peer};
+use crate::transport::rooms::Rooms;
+use crate::types::Incarnation;
 
 /// How often something happened in one life of a [`NatsTransport`](super::NatsTransport).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -128,7 +128,7 @@ pub(super) struct End {
     /// Its sender is gone when the task has ended.
     pub(super) progress: watch::Receiver<Progress>,
     epoch: Instant,
-    rooms: Mutex<BTreeMap<Peer, Arc<Notify>>>,
+    pub(super) rooms: Rooms,
 }
 
 impl End {
@@ -147,7 +147,7 @@ impl End {
             gone: AtomicBool::new(false),
             progress,
             epoch: Instant::now(),
-            rooms: Mutex::default(),
+            rooms: Rooms::default(),
         }
     }
 
@@ -182,27 +182,13 @@ impl End {
     pub(super) fn leave(&self) {
         self.gone.store(true, Ordering::Release);
         self.signals.counters.connected.store(false, Ordering::Relaxed);
-        for room in std::mem::take(&mut *self.rooms.lock()).into_values() {
-            room.notify_waiters();
-        }
+        self.rooms.close();
     }
 
     /// Returns when the task has ended.
     pub(super) async fn ended(&self) {
         let mut progress = self.progress.clone();
         while progress.changed().await.is_ok() {}
-    }
-
-    /// What tells of room in the queues to this peer.
-    pub(super) fn room(&self, peer: &Peer) -> Arc<Notify> {
-        self.rooms.lock().entry(peer.clone()).or_default().clone()
-    }
-
-    pub(super) fn wake_senders(&self, peer: &Peer) {
-        let room = self.rooms.lock().remove(peer);
-        if let Some(room) = room {
-            room.notify_waiters();
-        }
     }
 
     pub(super) fn stats(&self) -> NatsStats {

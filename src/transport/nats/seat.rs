@@ -309,9 +309,9 @@ impl Seat {
             Effect::Down(peer, reason) => {
                 tracing::debug!(%peer, %reason, "peer down");
                 inbound.peer_down(&peer);
-                self.end.wake_senders(&peer);
+                self.end.rooms.forget(&peer);
             }
-            Effect::Room(peer) => self.end.wake_senders(&peer),
+            Effect::Room(peer) => self.end.rooms.wake(&peer),
             Effect::Refused { raw, refusal, .. } => self.on_refused(raw, &refusal),
             Effect::Superseded { live } => self.superseded = Some(live),
             Effect::Reborn => {

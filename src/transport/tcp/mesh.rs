@@ -21,6 +21,7 @@ use super::connection::Connection;
 use super::discovery::MemberInfo;
 use super::stats::Counted;
 use crate::transport::link::{Effect, Links, Output, Packet, RawId, Refusal, Time};
+use crate::transport::rooms::Rooms;
 use crate::transport::{Frame, Inbound, SendError, TransportError};
 use crate::types::{Incarnation, NodeId, Peer};
 
@@ -85,7 +86,7 @@ pub(super) struct Mesh {
     pub(super) stop: watch::Sender<bool>,
     pub(super) phase: watch::Receiver<Phase>,
     pub(super) local: OnceLock<SocketAddr>,
-    rooms: Mutex<BTreeMap<Peer, Arc<Notify>>>,
+    pub(super) rooms: Rooms,
     /// A report has panicked.
     broken: AtomicBool,
     epoch: Instant,
@@ -123,7 +124,7 @@ impl Mesh {
             stop: watch::Sender::new(false),
             phase,
             local: OnceLock::new(),
-            rooms: Mutex::default(),
+            rooms: Rooms::default(),
             broken: AtomicBool::new(false),
             epoch: Instant::now(),
         };
@@ -239,10 +240,10 @@ impl Mesh {
             Effect::Down(peer, reason) => {
                 tracing::debug!(me = %self.settings.node, %peer, %reason, "peer down");
                 self.inbound.peer_down(&peer);
-                self.wake_senders(&peer);
+                self.rooms.forget(&peer);
                 self.event(Event::Check(peer.node));
             }
-            Effect::Room(peer) => self.wake_senders(&peer),
+            Effect::Room(peer) => self.rooms.wake(&peer),
             Effect::Refused { node, refusal, .. } => self.refused(node.as_ref(), &refusal),
             Effect::Superseded { live } => self.superseded(live),
             Effect::Reborn => self.event(Event::Reborn),
@@ -424,7 +425,7 @@ impl Mesh {
             self.quiet.notify_waiters();
         }
         self.input(|state, now| state.links.shutdown(now));
-        self.wake_all_senders();
+        self.rooms.close();
     }
 
     /// Gives a message of the mesh to the connection of a node; lost if there is none.
@@ -484,25 +485,6 @@ impl Mesh {
             self.wake.notify_one();
         }
         Ok(())
-    }
-
-    /// What tells of room in the queues to this peer.
-    pub(super) fn room(&self, peer: &Peer) -> Arc<Notify> {
-        self.rooms.lock().entry(peer.clone()).or_default().clone()
-    }
-
-    fn wake_senders(&self, peer: &Peer) {
-        let room = self.rooms.lock().remove(peer);
-        if let Some(room) = room {
-            room.notify_waiters();
-        }
-    }
-
-    /// Nobody waits for room any more.
-    pub(super) fn wake_all_senders(&self) {
-        for room in std::mem::take(&mut *self.rooms.lock()).into_values() {
-            room.notify_waiters();
-        }
     }
 
     /// The failure of a start, in words.

@@ -169,22 +169,7 @@ impl Transport for TcpTransport {
 
     async fn send(&self, to: &Peer, frame: Frame) -> Result<(), SendError> {
         let Some(mesh) = self.mesh() else { return Err(SendError::NoLink(frame)) };
-        let mut frame = frame;
-        loop {
-            frame = match mesh.try_send(to, frame) {
-                Err(SendError::Busy(frame)) => frame,
-                result => return result,
-            };
-            let room = mesh.room(to);
-            let mut woken = std::pin::pin!(room.notified());
-            woken.as_mut().enable();
-            // there may have come room before we listened
-            frame = match mesh.try_send(to, frame) {
-                Err(SendError::Busy(frame)) => frame,
-                result => return result,
-            };
-            woken.await;
-        }
+        mesh.rooms.send(to, frame, |to, frame| mesh.try_send(to, frame)).await
     }
 
     fn try_send(&self, to: &Peer, frame: Frame) -> Result<(), SendError> {
