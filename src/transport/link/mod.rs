@@ -54,6 +54,7 @@
 //! packet that says "my router knows" may only leave after the router was told.
 
 mod packet;
+mod pieces;
 mod session;
 
 #[cfg(test)]
@@ -68,6 +69,7 @@ use serde::{Deserialize, Serialize};
 
 pub use packet::Packet;
 use packet::{Heard, Hello, LINK_VERSION, PacketError, PerLane, Word};
+use pieces::Piece;
 use session::{Due, Session};
 
 use super::{Frame, SendError, Terms};
@@ -105,6 +107,9 @@ pub struct LinkConfig {
     /// How many bytes of data and bulk may do so for one peer, and of control (64 MiB each). A lane that holds
     /// nothing takes one frame of any size.
     pub queue_bytes: usize,
+    /// A longer frame travels in pieces of this many bytes, so that a more urgent one need not wait for all of it,
+    /// and a slow peer makes progress (unlimited: the frame is one packet). Each end chooses its own.
+    pub piece_bytes: usize,
     /// The longest frame, head and body, in bytes (1 GiB and 1 MiB: the longest payload that a scope allows).
     pub max_frame: usize,
 }
@@ -120,6 +125,7 @@ impl Default for LinkConfig {
             handshake_timeout: Duration::from_secs(3),
             queue_frames: 8192,
             queue_bytes: 64 << 20,
+            piece_bytes: usize::MAX,
             max_frame: (1 << 30) + (1 << 20),
         }
     }
@@ -208,7 +214,7 @@ pub enum DownReason {
     Forgotten,
     /// A later life of its name has come.
     Reborn,
-    /// It acknowledged what was never sent.
+    /// It acknowledged what was never sent, or sent pieces of a frame above the limit.
     Broken,
 }
 
@@ -449,7 +455,7 @@ impl Links {
             return;
         }
         match packet::decode(packet, self.config.max_frame) {
-            Ok(Heard::Frame { number, frame }) => self.on_frame(raw, number, frame),
+            Ok(Heard::Piece { number, piece }) => self.on_piece(raw, number, piece),
             Ok(Heard::Word(word)) => self.on_word(raw, word),
             Err(PacketError::UnknownKind(_)) => self.stats.unknown += 1,
             Err(PacketError::OtherVersion(theirs)) => {
@@ -542,9 +548,9 @@ impl Links {
                 raw.out.push_back(packet::encode_word(&Word::Ack { received: session.received }));
             }
             while session.confirmed
-                && let Some((number, frame)) = session.next_frame()
+                && let Some((number, piece)) = session.next_piece()
             {
-                raw.out.push_back(packet::encode_frame(number, &frame, &mut self.scratch));
+                raw.out.push_back(packet::encode_piece(number, &piece, &mut self.scratch));
             }
             raw.out.push_back(packet::encode_word(&Word::Down));
         }
@@ -611,8 +617,8 @@ impl Links {
         if !frames || !session.confirmed {
             return Output::Idle;
         }
-        match session.next_frame() {
-            Some((number, frame)) => Output::Packet(packet::encode_frame(number, &frame, &mut self.scratch)),
+        match session.next_piece() {
+            Some((number, piece)) => Output::Packet(packet::encode_piece(number, &piece, &mut self.scratch)),
             None => Output::Idle,
         }
     }
@@ -1013,7 +1019,8 @@ impl Links {
         }
     }
 
-    fn on_frame(&mut self, raw: RawId, number: u64, frame: Frame) {
+    fn on_piece(&mut self, raw: RawId, number: u64, piece: Piece) {
+        let max_frame = self.config.max_frame;
         let now = self.now;
         if self.raws.get(&raw).is_none_or(|state| state.phase != Phase::Live) {
             self.unexpected(raw);
@@ -1021,13 +1028,23 @@ impl Links {
         }
         let Some(session) = self.session_on(raw) else { return };
         session.heard(now);
-        let lane = frame.lane.index();
+        let lane = piece.part.lane.index();
         let expected = session.received[lane] + 1;
         if number == expected {
+            let Ok(frame) = session.incoming[lane].add(piece, max_frame) else {
+                // written again it would be as long again
+                let node = session.peer.node.clone();
+                self.stats.malformed += 1;
+                self.down(&node, DownReason::Broken);
+                return;
+            };
             session.received[lane] = number;
             session.ack_due = true;
-            let (peer, suspect) = (session.peer.clone(), session.suspect);
-            self.effects.push_back(Effect::Frame(peer, frame));
+            let suspect = session.suspect;
+            if let Some(frame) = frame {
+                let peer = session.peer.clone();
+                self.effects.push_back(Effect::Frame(peer, frame));
+            }
             self.dirty.insert(raw);
             if suspect {
                 self.answered(raw);
@@ -1296,7 +1313,7 @@ impl fmt::Display for DownReason {
             DownReason::Goodbye => "said goodbye",
             DownReason::Forgotten => "no longer has the session",
             DownReason::Reborn => "a later life has come",
-            DownReason::Broken => "acknowledged what was never sent",
+            DownReason::Broken => "acknowledged what was never sent, or sent a frame without end",
         })
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! frame:    | 0xf0 | lane: u8 | number: u64, little-endian | head of the frame |  + body, untouched
+//! piece:    | 0xf1 | the same: a part of a frame, more of which follows     |  + body, untouched
 //! control:  | kind: u8 | fields, in postcard |                                    + empty body
 //! hello:    | 0x00 | "MSTR" | version of the link layer: u8 | fields, in postcard |
 //! ```
@@ -13,6 +14,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
 use super::Refusal;
+use super::pieces::Piece;
 use crate::transport::{Frame, Lane, Terms};
 use crate::types::{NodeId, Peer};
 
@@ -24,6 +26,8 @@ const HELLO: u8 = 0;
 const ACK: u8 = 6;
 const CONTROL_KINDS: u8 = 11;
 const FRAME: u8 = 0xf0;
+/// As a frame, but others of the same lane follow that belong to it.
+const PIECE: u8 = 0xf1;
 /// Kind, lane and number.
 const FRAME_PREFIX: usize = 10;
 
@@ -50,7 +54,7 @@ impl Packet {
     /// The lane, if this carries a frame of the router and not a word of the link layer.
     pub fn lane(&self) -> Option<Lane> {
         match self.head.get(..2) {
-            Some(&[FRAME, lane]) => Lane::ALL.get(usize::from(lane)).copied(),
+            Some(&[FRAME | PIECE, lane]) => Lane::ALL.get(usize::from(lane)).copied(),
             _ => None,
         }
     }
@@ -132,7 +136,7 @@ pub(crate) enum Word {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
     Word(Word),
-    Frame { number: u64, frame: Frame },
+    Piece { number: u64, piece: Piece },
 }
 
 /// Why a packet was not understood.
@@ -166,12 +170,13 @@ pub(crate) fn encode_word(word: &Word) -> Packet {
 }
 
 /// `scratch` gives the room for the head, so that many frames share one allocation.
-pub(crate) fn encode_frame(number: u64, frame: &Frame, scratch: &mut BytesMut) -> Packet {
+pub(crate) fn encode_piece(number: u64, piece: &Piece, scratch: &mut BytesMut) -> Packet {
+    let Piece { part: frame, more } = piece;
     let needed = FRAME_PREFIX + frame.head.len();
     if scratch.capacity() < needed {
         scratch.reserve(needed.max(16 << 10));
     }
-    scratch.put_u8(FRAME);
+    scratch.put_u8(if *more { PIECE } else { FRAME });
     scratch.put_u8(frame.lane.index() as u8);
     scratch.put_u64_le(number);
     scratch.extend_from_slice(&frame.head);
@@ -185,20 +190,20 @@ pub(crate) fn decode(packet: Packet, max_frame: usize) -> Result<Heard, PacketEr
         return Err(PacketError::TooLarge);
     }
     match kind {
-        FRAME => decode_frame(packet),
+        FRAME | PIECE => decode_piece(packet, kind == PIECE),
         HELLO => decode_hello(&packet.head),
         kind if kind < CONTROL_KINDS => fields(&packet.head).map(Heard::Word),
         kind => Err(PacketError::UnknownKind(kind)),
     }
 }
 
-fn decode_frame(packet: Packet) -> Result<Heard, PacketError> {
+fn decode_piece(packet: Packet, more: bool) -> Result<Heard, PacketError> {
     let Some((&[_, lane, number @ ..], _)) = packet.head.split_first_chunk::<FRAME_PREFIX>() else {
         return Err(PacketError::Malformed);
     };
     let Some(&lane) = Lane::ALL.get(usize::from(lane)) else { return Err(PacketError::Malformed) };
-    let frame = Frame { lane, head: packet.head.slice(FRAME_PREFIX..), body: packet.body };
-    Ok(Heard::Frame { number: u64::from_le_bytes(number), frame })
+    let part = Frame { lane, head: packet.head.slice(FRAME_PREFIX..), body: packet.body };
+    Ok(Heard::Piece { number: u64::from_le_bytes(number), piece: Piece { part, more } })
 }
 
 fn decode_hello(head: &[u8]) -> Result<Heard, PacketError> {
@@ -269,10 +274,13 @@ mod tests {
         }
         assert_eq!(words().len(), usize::from(CONTROL_KINDS));
         let frame = Frame::new(Lane::Bulk, "head", "body");
-        let packet = encode_frame(258, &frame, &mut BytesMut::new());
-        assert_eq!(hex(&packet.head), "f002020100000000000068656164");
-        assert_eq!(packet.lane(), Some(Lane::Bulk));
-        assert_eq!(decode(packet, 100), Ok(Heard::Frame { number: 258, frame }));
+        for (more, kind) in [(false, "f0"), (true, "f1")] {
+            let piece = Piece { part: frame.clone(), more };
+            let packet = encode_piece(258, &piece, &mut BytesMut::new());
+            assert_eq!(hex(&packet.head), format!("{kind}02020100000000000068656164"));
+            assert_eq!(packet.lane(), Some(Lane::Bulk));
+            assert_eq!(decode(packet, 100), Ok(Heard::Piece { number: 258, piece }));
+        }
     }
 
     #[test]
@@ -289,7 +297,8 @@ mod tests {
         assert_eq!(decode(head(&[0, b'M', b'S', b'T', b'R', 2]), 100), Err(PacketError::OtherVersion(2)));
         assert_eq!(decode(head(&[0, b'H', b'T', b'T', b'P', 1]), 100), Err(PacketError::Malformed));
         assert_eq!(decode(head(&[FRAME, 3, 0, 0, 0, 0, 0, 0, 0, 0]), 100), Err(PacketError::Malformed));
-        let large = encode_frame(1, &Frame::new(Lane::Data, vec![0; 50], vec![0; 51]), &mut BytesMut::new());
+        let part = Frame::new(Lane::Data, vec![0; 50], vec![0; 51]);
+        let large = encode_piece(1, &Piece { part, more: false }, &mut BytesMut::new());
         assert_eq!(decode(large.clone(), 100), Err(PacketError::TooLarge));
         assert!(decode(large, 101).is_ok());
     }
@@ -297,7 +306,7 @@ mod tests {
     #[test]
     fn a_packet_is_one_message_and_back() {
         for frame in [Frame::new(Lane::Data, "head", "body"), Frame::new(Lane::Control, "", "")] {
-            let packet = encode_frame(1, &frame, &mut BytesMut::new());
+            let packet = encode_piece(1, &Piece { part: frame, more: false }, &mut BytesMut::new());
             let bytes = packet.to_bytes();
             assert_eq!(Packet::from_bytes(bytes.clone()), Some(packet.clone()));
             for end in 0..4 + packet.head.len() {

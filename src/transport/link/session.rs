@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 
 use super::packet::PerLane;
+use super::pieces::{Assembly, Piece, cut};
 use super::{DownReason, LinkConfig, RawId, Time};
 use crate::transport::{Frame, Lane};
 use crate::types::Peer;
@@ -15,7 +16,7 @@ const TURN: u32 = 64;
 #[derive(Debug, Default)]
 struct LaneOut {
     /// Numbered from `acked + 1`.
-    frames: VecDeque<Frame>,
+    frames: VecDeque<Piece>,
     acked: u64,
     /// How many of `frames` have been written on the present connection.
     written: usize,
@@ -32,6 +33,8 @@ pub(crate) struct Session {
     /// The other end has told its router: frames may be written.
     pub(crate) confirmed: bool,
     pub(crate) received: PerLane,
+    /// What has come of a frame whose last piece has not.
+    pub(crate) incoming: [Assembly; 3],
     pub(crate) ack_due: bool,
     pub(crate) suspect: bool,
     /// A sender was told `Busy` and wants to know of room.
@@ -71,6 +74,7 @@ impl Session {
             raw: Some(raw),
             confirmed: false,
             received: [0; 3],
+            incoming: Default::default(),
             ack_due: false,
             suspect: false,
             wants_room: false,
@@ -95,7 +99,7 @@ impl Session {
         self.out.each_ref().map(|lane| lane.acked + lane.written as u64)
     }
 
-    /// Frames that wait or are unacknowledged.
+    /// Frames that wait or are unacknowledged; of long ones, the pieces.
     pub(crate) fn queued(&self) -> usize {
         self.out.iter().map(|lane| lane.frames.len()).sum()
     }
@@ -107,6 +111,7 @@ impl Session {
             Lane::Control => self.out[0].bytes,
             Lane::Data | Lane::Bulk => self.out[1].bytes + self.out[2].bytes,
         };
+        let outstanding = self.outstanding();
         let lane = &mut self.out[frame.lane.index()];
         let too_many = lane.frames.len() >= config.queue_frames;
         let too_large = others > 0 && others.saturating_add(frame.len()) > config.queue_bytes;
@@ -116,15 +121,15 @@ impl Session {
             return Err(frame);
         }
         lane.bytes += frame.len();
-        lane.frames.push_back(frame);
-        if self.queued() == 1 {
+        lane.frames.extend(cut(frame, config.piece_bytes));
+        if !outstanding {
             self.progress_at = now;
         }
         Ok(())
     }
 
-    /// The next frame to write, with its number: the most urgent lane first, but none waits for ever.
-    pub(crate) fn next_frame(&mut self) -> Option<(u64, Frame)> {
+    /// The next piece to write, with its number: the most urgent lane first, but none waits for ever.
+    pub(crate) fn next_piece(&mut self) -> Option<(u64, Piece)> {
         let mut waiting = self.out.iter().enumerate().filter(|(_, lane)| lane.written < lane.frames.len());
         let first = waiting.next()?.0;
         let second = waiting.next().map(|(index, _)| index);
@@ -149,7 +154,7 @@ impl Session {
         for (lane, to) in self.out.iter_mut().zip(received) {
             while lane.acked < to {
                 let Some(frame) = lane.frames.pop_front() else { return Err(Impossible) };
-                lane.bytes -= frame.len();
+                lane.bytes -= frame.part.len();
                 lane.acked += 1;
                 lane.written = lane.written.saturating_sub(1);
                 progress = true;
@@ -287,7 +292,8 @@ mod tests {
                 s.push(frame(lane, 1), &config, Time::ZERO).unwrap();
             }
         }
-        let lanes: Vec<Lane> = std::iter::from_fn(|| s.next_frame()).map(|(_, f)| f.lane).collect();
+        let lanes: Vec<Lane> =
+            std::iter::from_fn(|| s.next_piece()).map(|(_, piece)| piece.part.lane).collect();
         assert!(lanes[..200].iter().all(|lane| *lane == Lane::Control));
         let bulk_before_the_last_data = lanes[200..].iter().take(200).filter(|l| **l == Lane::Bulk).count();
         assert!((1..20).contains(&bulk_before_the_last_data), "{bulk_before_the_last_data}");
@@ -311,7 +317,7 @@ mod tests {
         let (mut s, config) = (session(), LinkConfig::default());
         s.push(frame(Lane::Data, 1), &config, Time::ZERO).unwrap();
         assert_eq!(s.acknowledge([0, 1, 0], Time::ZERO), Err(Impossible), "not written yet");
-        assert_eq!(s.next_frame().map(|(n, _)| n), Some(1));
+        assert_eq!(s.next_piece().map(|(n, _)| n), Some(1));
         assert_eq!(s.acknowledge([0, 1, 0], Time::ZERO), Ok(true));
         assert_eq!(s.acknowledge([0, 1, 0], Time::ZERO), Ok(false), "again: no progress, no harm");
         assert_eq!(s.resume(RawId(2), [0, 0, 0], Time::ZERO), Err(Impossible), "it has forgotten frame 1");

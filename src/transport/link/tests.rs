@@ -589,6 +589,56 @@ fn shutdown_writes_what_is_queued_and_says_goodbye() {
     assert!(matches!(w.ends[0].try_send(&peer("b", 2), late, w.now), Err(SendError::NoLink(_))));
 }
 
+/// What is urgent passes a long frame that is being written.
+#[test]
+fn a_long_frame_holds_nothing_up() {
+    let config = LinkConfig { piece_bytes: 100, ..LinkConfig::default() };
+    let mut w = World::with(&[peer("a", 1), peer("b", 2)], &config);
+    let raw = w.open(0, 1);
+    w.settle();
+    let to = peer("b", 2);
+    let frame = |lane, value: u64, len: usize| {
+        let mut body = value.to_le_bytes().to_vec();
+        body.resize(len, 0);
+        Frame::new(lane, "", body)
+    };
+    w.ends[0].try_send(&to, frame(Lane::Bulk, 1, 1000), w.now).unwrap();
+    let mut lanes = Vec::new();
+    for _ in 0..3 {
+        let Output::Packet(packet) = w.ends[0].poll_output(RawId(raw), true) else { panic!("a piece") };
+        assert!(packet.len() <= 100 + 10);
+        lanes.extend(packet.lane());
+        w.ends[1].handle_packet(RawId(raw), packet, w.now);
+    }
+    w.after(1);
+    assert!(w.frames(1).is_empty(), "not whole yet");
+    w.ends[0].try_send(&to, frame(Lane::Data, 2, 8), w.now).unwrap();
+    w.ends[0].try_send(&to, frame(Lane::Control, 3, 8), w.now).unwrap();
+    while let Output::Packet(packet) = w.ends[0].poll_output(RawId(raw), true) {
+        lanes.extend(packet.lane());
+        w.ends[1].handle_packet(RawId(raw), packet, w.now);
+    }
+    w.after(1);
+    assert_eq!(lanes[..6], [Lane::Bulk, Lane::Bulk, Lane::Bulk, Lane::Control, Lane::Data, Lane::Bulk]);
+    assert_eq!(lanes.len(), 12, "ten pieces of 100 bytes");
+    assert_eq!(w.frames(1), [3, 2, 1]);
+}
+
+/// After a break only the pieces that did not arrive are written again.
+#[test]
+fn a_long_frame_goes_on_where_it_was_broken() {
+    let config = LinkConfig { piece_bytes: 4, ..LinkConfig::default() };
+    let mut w = World::with(&[peer("a", 1), peer("b", 2)], &config);
+    let raw = w.open(0, 1);
+    w.settle();
+    assert!(w.send(0, 1, Lane::Bulk, 7), "twelve bytes with the head: three pieces");
+    assert!(w.carry(raw, 0), "the first arrives");
+    w.cut(raw, [true, true]);
+    w.open(0, 1);
+    w.settle();
+    assert_eq!((w.frames(1), w.ends[1].stats().duplicates), (vec![7], 0));
+}
+
 #[test]
 fn bc_17_a_packet_that_does_not_decode_costs_a_connection_and_nothing_else() {
     let mut w = World::new(&[peer("a", 1), peer("b", 2)]);
@@ -693,7 +743,10 @@ fn random_breaks_keep_the_contract() {
 
 fn one_random_run(seed: u64) -> (usize, usize, u64) {
     let mut chance = seed;
-    let mut w = World::new(&[peer("a", 1), peer("b", 2)]);
+    // every other run cuts its frames of 12 bytes into four pieces
+    let piece_bytes = if seed.is_multiple_of(2) { usize::MAX } else { 3 };
+    let config = LinkConfig { piece_bytes, ..LinkConfig::default() };
+    let mut w = World::with(&[peer("a", 1), peer("b", 2)], &config);
     let mut value = 0;
     // what each end sent in each of its own sessions, by lane
     let mut sent: [Vec<[Vec<u64>; 3]>; 2] = Default::default();

@@ -16,6 +16,9 @@ use crate::types::{Incarnation, NameError, NodeId};
 /// The longest frame that its length prefix can carry.
 const MAX_FRAME: usize = u32::MAX as usize - (1 << 16);
 
+/// The longest piece of a frame, in bytes: what is more urgent waits no longer than this takes to write.
+const PIECE: usize = 64 << 10;
+
 /// A wrong option of [`TcpTransport::builder`]; nothing was started. The text names the option, what was given
 /// and what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -337,7 +340,8 @@ impl TcpBuilder {
         self
     }
 
-    /// The times and bounds of links; the same on all nodes.
+    /// The times and bounds of links; the same on all nodes. Frames travel in pieces of at most 64 KiB here, so
+    /// that a large one holds nothing else up.
     pub fn link(mut self, link: LinkConfig) -> Self {
         self.link = link;
         self
@@ -397,7 +401,7 @@ impl TcpBuilder {
             exposed: self.insecure || protected,
             secret: self.secret,
             tls: self.tls,
-            link: self.link,
+            link: LinkConfig { piece_bytes: self.link.piece_bytes.min(PIECE), ..self.link },
             limits: self.limits,
         })
     }
@@ -508,8 +512,11 @@ fn check_link(link: &LinkConfig) -> Result<(), TcpConfigError> {
             rule: "the timeout has to be longer, or an idle peer is down before it is asked",
         });
     }
-    for (option, given) in [("link.queue_frames", link.queue_frames), ("link.queue_bytes", link.queue_bytes)]
-    {
+    for (option, given) in [
+        ("link.queue_frames", link.queue_frames),
+        ("link.queue_bytes", link.queue_bytes),
+        ("link.piece_bytes", link.piece_bytes),
+    ] {
         if given == 0 {
             return Err(TcpConfigError::Value { option, given: "0".to_owned(), allowed: "1 or more" });
         }
@@ -522,4 +529,87 @@ fn check_link(link: &LinkConfig) -> Result<(), TcpConfigError> {
         });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn builder() -> TcpBuilder {
+        TcpBuilder::new("a".to_owned()).listen("127.0.0.1:7001")
+    }
+
+    /// The option and the text of the refusal.
+    fn refused(builder: TcpBuilder) -> (&'static str, String) {
+        let error = builder.checked().expect_err("it should be refused");
+        (error.option(), error.to_string())
+    }
+
+    #[test]
+    fn names_and_addresses() {
+        assert!(builder().checked().is_ok());
+        assert!(TcpBuilder::new("a".to_owned()).listen("[::1]:0").checked().is_ok());
+        assert!(TcpBuilder::new("a".to_owned()).listen("localhost:7001").checked().is_ok());
+        assert_eq!(refused(TcpBuilder::new(String::new()).listen("127.0.0.1:0")).0, "node");
+        assert_eq!(refused(TcpBuilder::new("a".to_owned())).0, "listen");
+        for wrong in ["", "127.0.0.1", ":7001", "127.0.0.1:70000", "host name:1", "127.0.0.1:"] {
+            let (option, text) = refused(builder().listen(wrong));
+            assert!(option == "listen" && text.contains(&format!("{wrong:?}")), "{text}");
+        }
+        for wrong in ["b", "b:0", "0.0.0.0:7001"] {
+            let (option, text) = refused(builder().seed("b:7001").seed(wrong));
+            assert!(option == "seed" && text.contains(wrong), "{text}");
+            assert_eq!(refused(builder().dns(wrong, Duration::from_secs(1))).0, "dns");
+        }
+        let (option, text) = refused(builder().dns("b:1", Duration::from_millis(99)));
+        assert!(option == "dns" && text.contains("99ms") && text.contains("100ms to 1 day"), "{text}");
+        assert_eq!(refused(builder().advertise("0.0.0.0:7001")).0, "advertise");
+        assert_eq!(refused(builder().advertise("10.0.0.1:0")).0, "advertise");
+        let (option, text) = refused(builder().listen("0.0.0.0:7001").insecure());
+        assert!(option == "advertise" && text.contains("missing"), "{text}");
+    }
+
+    #[test]
+    fn nobody_is_exposed_by_accident() {
+        for open in ["10.0.0.1:7001", "[fd00::1]:7001", "chat-1.internal:7001"] {
+            let (option, text) = refused(builder().listen(open));
+            assert!(option == "listen" && text.contains(open) && text.contains(".insecure()"), "{text}");
+            assert!(builder().listen(open).insecure().checked().is_ok());
+            let secret = Secret::new([7; 16]).expect("long enough");
+            assert!(builder().listen(open).secret(secret).checked().is_ok());
+        }
+    }
+
+    #[test]
+    fn limits_and_links() {
+        let limits = |change: fn(&mut TcpLimits)| {
+            let mut limits = TcpLimits::default();
+            change(&mut limits);
+            refused(builder().limits(limits)).0
+        };
+        assert_eq!(limits(|l| l.pending_handshakes = 0), "limits.pending_handshakes");
+        assert_eq!(limits(|l| l.pending_per_ip = 65_537), "limits.pending_per_ip");
+        assert_eq!(limits(|l| l.connections = 0), "limits.connections");
+        assert_eq!(limits(|l| l.handshake_timeout = Duration::from_millis(9)), "limits.handshake_timeout");
+        assert_eq!(limits(|l| l.connect_timeout = Duration::from_secs(61)), "limits.connect_timeout");
+        let link = |change: fn(&mut LinkConfig)| {
+            let mut link = LinkConfig::default();
+            change(&mut link);
+            refused(builder().link(link))
+        };
+        assert_eq!(link(|l| l.suspect_after = Duration::ZERO).0, "link.suspect_after");
+        assert_eq!(link(|l| l.ping_interval = None).0, "link.ping_interval");
+        assert_eq!(link(|l| l.max_frame = usize::MAX).0, "link.max_frame");
+        assert_eq!(link(|l| l.queue_bytes = 0).0, "link.queue_bytes");
+        assert_eq!(link(|l| l.piece_bytes = 0).0, "link.piece_bytes");
+        let (option, text) = link(|l| l.ping_timeout = Duration::from_secs(1));
+        assert!(option == "link.ping_timeout" && text.contains("ping_interval is 1s"), "{text}");
+    }
+
+    #[test]
+    fn frames_are_cut_here_unless_shorter_pieces_are_asked_for() {
+        let pieces = |link| builder().link(link).checked().map(|settings| settings.link.piece_bytes);
+        assert_eq!(pieces(LinkConfig::default()), Ok(PIECE));
+        assert_eq!(pieces(LinkConfig { piece_bytes: 100, ..LinkConfig::default() }), Ok(100));
+    }
 }

@@ -243,3 +243,27 @@ pub(super) fn name(node: Option<&NodeId>, address: SocketAddr) -> String {
         None => address.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_gate_counts_all_and_each_address() {
+        let limits = TcpLimits { pending_handshakes: 3, pending_per_ip: 2, ..TcpLimits::default() };
+        let gate = Gate::new(&limits);
+        let ip = |last: u8| IpAddr::from([10, 0, 0, last]);
+        let mapped: IpAddr = "::ffff:10.0.0.1".parse().unwrap();
+        let first = gate.enter(ip(1)).expect("nobody is there");
+        let second = gate.enter(mapped).expect("two are allowed from one address");
+        assert!(gate.enter(ip(1)).is_none(), "a third from that address, written in either way");
+        let _third = gate.enter(ip(2)).expect("another address");
+        assert!(gate.enter(ip(3)).is_none(), "three in all");
+        drop(second);
+        let _fourth = gate.enter(ip(1)).expect("one has left");
+        drop(first);
+        drop((_third, _fourth));
+        let pending = gate.pending.lock();
+        assert_eq!((pending.total, pending.by_ip.len()), (0, 0), "nothing is kept of who has left");
+    }
+}

@@ -1,4 +1,49 @@
-//! A full mesh over TCP, with TLS or a shared secret.
+//! A full mesh over TCP, with TLS or a shared secret: one connection for each pair of nodes.
+//!
+//! ```text
+//!   try_send ─▶ links ─▶ writer ─▶ ┌───────────────┐ ─▶ reader ─▶ links ─▶ router
+//!               queues,  one task, │ TLS, if any   │    one task, each once,
+//!               acks,    many      │ TCP, no delay │    bytes are in order,
+//!               resume   frames a  └───────────────┘    not      acknowledged
+//!                        write                          copied
+//!
+//!   listener ─▶ gate ─▶ preamble, proof ─┐       one task for timers, dials and discovery:
+//!               bounded handshakes       ├─▶ connection   book: seeds, DNS, what peers tell, gossip
+//!   dial ────────────▶ preamble, proof ──┘
+//! ```
+//!
+//! * **A short break loses nothing.** [`link`](crate::transport::link) numbers frames and writes them again on the next
+//!   connection. Two that dial each other at once keep one of their connections, and an old one that is half open
+//!   does not block a new one.
+//! * **Urgent first.** Control goes before data, data before bulk. A frame of more than 64 KiB travels in pieces, so
+//!   that nothing waits for all of it, and many short frames are one write.
+//! * **Dead or slow.** A peer that acknowledges nothing is suspect, then down: [`LinkConfig`](super::link::LinkConfig)
+//!   has the times. The queues to it are bounded, so whoever sends is told or waits.
+//! * **Dialled for ever.** Whoever lost everybody finds them again: see the guide
+//!   [on discovery](crate::guide::discovery).
+//! * **Strangers are bounded** in bytes, time and number, counted by cause, and told no more than they may know: see
+//!   the guide [on security](crate::guide::security). A loopback address needs neither TLS nor a secret; others do.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::sync::Arc;
+//! use muster_router::{Muster, transport::tcp::TcpTransport};
+//!
+//! let a = Arc::new(TcpTransport::builder("a").listen("127.0.0.1:0").build()?);
+//! let rooms_at_a = Muster::builder("rooms").transport(a.clone()).start().await?;
+//! let seed = a.local_addr().ok_or("it has not started")?;
+//!
+//! let b = TcpTransport::builder("b").listen("127.0.0.1:0").seed(seed.to_string()).build()?;
+//! let rooms_at_b = Muster::builder("rooms").transport(b).start().await?;
+//!
+//! let mut inbox = rooms_at_b.subscribe("lobby").await?;
+//! rooms_at_a.broadcast("lobby", "hello").await?;
+//! assert_eq!(inbox.recv().await.ok_or("closed")?.payload(), "hello");
+//! assert_eq!(a.stats().connections, 1);
+//! # Ok(())
+//! # }
+//! ```
 
 pub(crate) mod auth;
 mod builder;

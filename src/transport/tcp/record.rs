@@ -168,3 +168,120 @@ impl Batch {
         self.parts.is_empty() && self.tail.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MAX: usize = 1 << 20;
+
+    fn packet(head: usize, body: usize) -> Packet {
+        Packet { head: vec![1; head].into(), body: vec![2; body].into() }
+    }
+
+    /// Writes everything, so much at a time.
+    fn written(batch: &mut Batch, at_once: usize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while !batch.is_empty() {
+            let mut slices = Vec::new();
+            batch.slices(&mut slices);
+            let now: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).take(at_once).collect();
+            batch.written(now.len());
+            bytes.extend(now);
+        }
+        bytes
+    }
+
+    /// A change here is a change of the wire.
+    #[test]
+    fn golden_bytes() {
+        let mut batch = Batch::default();
+        batch.packet(Packet { head: "ab".into(), body: "c".into() });
+        batch.message("m".into());
+        assert_eq!(
+            written(&mut batch, 100),
+            [8, 0, 0, 0, 0, 2, 0, 0, 0, b'a', b'b', b'c', 2, 0, 0, 0, 1, b'm']
+        );
+    }
+
+    #[test]
+    fn many_short_records_are_one_slice_and_a_long_part_is_not_copied() {
+        let mut batch = Batch::default();
+        for _ in 0..500 {
+            batch.packet(packet(20, 100));
+        }
+        let long = packet(20, 100_000);
+        batch.packet(long.clone());
+        batch.packet(packet(20, 100));
+        let mut slices = Vec::new();
+        batch.slices(&mut slices);
+        assert!(slices.len() <= 8, "{} slices for 502 records", slices.len());
+        assert!(
+            slices.iter().any(|slice| slice.as_ptr() == long.body.as_ptr()),
+            "the body lies where it lay"
+        );
+    }
+
+    #[test]
+    fn what_is_read_is_not_copied() {
+        let mut batch = Batch::default();
+        batch.packet(packet(3, 2000));
+        let mut buffer = BytesMut::from(&written(&mut batch, usize::MAX)[..]);
+        let there = buffer.as_ptr() as usize..buffer.as_ptr() as usize + buffer.len();
+        let Ok(Some(Record::Packet(packet))) = decode(&mut buffer, MAX) else { panic!("a packet") };
+        assert!(there.contains(&(packet.body.as_ptr() as usize)));
+    }
+
+    #[test]
+    fn hazard_22_lengths_that_cannot_be() {
+        let refused = |bytes: &[u8]| assert_eq!(decode(&mut BytesMut::from(bytes), MAX), Err(Malformed));
+        refused(&[0, 0, 0, 0]);
+        refused(&[0xff, 0xff, 0xff, 0xff, PACKET]);
+        refused(&[0, 0, 2, 0, MESSAGE]);
+        refused(&[2, 0, 0, 0, PACKET, 0]);
+        refused(&[6, 0, 0, 0, PACKET, 9, 0, 0, 0, 0]);
+        let later = decode(&mut BytesMut::from(&[3, 0, 0, 0, 77, 1, 2][..]), MAX);
+        assert_eq!(later, Ok(Some(Record::Unknown)), "a kind of a later version is left out");
+        let mut cut = BytesMut::from(&[9, 0, 0, 0, PACKET][..]);
+        assert_eq!((decode(&mut cut, MAX), missing(&cut)), (Ok(None), 8));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_however_it_is_cut(
+            sizes in prop::collection::vec((0usize..40, 0usize..9000, any::<bool>()), 1..20),
+            at_once in 1usize..9000, chunk in 1usize..9000,
+        ) {
+            let mut batch = Batch::default();
+            let mut wanted = Vec::new();
+            for (head, body, message) in sizes {
+                if message {
+                    let message = Bytes::from(vec![3; body]);
+                    batch.message(message.clone());
+                    wanted.push(Record::Message(message));
+                } else {
+                    batch.packet(packet(head, body));
+                    wanted.push(Record::Packet(packet(head, body)));
+                }
+            }
+            let mut got = Vec::new();
+            let mut buffer = BytesMut::new();
+            for bytes in written(&mut batch, at_once).chunks(chunk) {
+                buffer.extend_from_slice(bytes);
+                while let Some(record) = decode(&mut buffer, MAX).expect("well formed") {
+                    got.push(record);
+                }
+            }
+            prop_assert_eq!(got, wanted);
+            prop_assert!(buffer.is_empty());
+        }
+
+        #[test]
+        fn hazard_22_random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..60), kind in 0u8..3) {
+            let _ = decode(&mut BytesMut::from(&bytes[..]), MAX);
+            let framed = [&(bytes.len() as u32 + 1).to_le_bytes()[..], &[kind], &bytes].concat();
+            let _ = decode(&mut BytesMut::from(&framed[..]), MAX);
+        }
+    }
+}
