@@ -14,7 +14,7 @@ use bytes::Bytes;
 use loom::thread;
 use muster_router::node::message::{DataMessage, Message};
 use muster_router::node::relay::{Sent, Wire};
-use muster_router::node::{JoinStart, Node, Settings, Status, Ticket};
+use muster_router::node::{JoinStart, Mutation, Node, Rules, Settings, Status, Ticket};
 use muster_router::{Config, Group, Incarnation, NodeId, Peer};
 
 struct Nowhere;
@@ -32,9 +32,14 @@ fn peer(name: &str) -> Peer {
 const NOW: Duration = Duration::ZERO;
 
 fn node() -> Node<u8> {
+    node_under(Rules::all())
+}
+
+fn node_under(rules: Rules) -> Node<u8> {
     let mut settings = Settings::from(&Config::default());
     settings.ring.vnodes = 4;
     settings.shards = 1;
+    settings.rules = rules;
     Node::new(peer("a"), settings, NOW)
 }
 
@@ -69,8 +74,8 @@ fn answer(node: &Node<u8>, other: &Peer) -> Vec<Group> {
 }
 
 /// A node that is `Ready` with `b`.
-fn ready() -> Node<u8> {
-    let node = node();
+fn ready(rules: Rules) -> Node<u8> {
+    let node = node_under(rules);
     node.handle_discovery_settled(NOW);
     node.handle_peer_up(peer("b"), &mut Nowhere, NOW);
     answer(&node, &peer("b"));
@@ -98,10 +103,21 @@ fn orders(check: impl Fn() + Sync + Send + 'static) -> usize {
 /// While the only source goes down, a decision is either made with its row or not made: never "nobody".
 #[test]
 fn a_decision_is_whole_while_a_source_goes_down() {
+    decide_while_a_source_goes_down(Rules::all());
+}
+
+/// The check finds what it looks for: without the second look, "nobody" is an answer in some order.
+#[test]
+#[should_panic(expected = "a decision without the only source")]
+fn the_second_look_of_a_decision_is_needed() {
+    decide_while_a_source_goes_down(Rules::broken(Mutation::NoSecondLook));
+}
+
+fn decide_while_a_source_goes_down(rules: Rules) {
     let decided = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
     let counted = decided.clone();
     let seen = orders(move || {
-        let node = Arc::new(ready());
+        let node = Arc::new(ready(rules));
         let group = routed_by(&node, &peer("a"));
         let claims = Message::Claims { call: 1, claims: vec![(group.clone(), 9)] };
         node.handle_message(&peer("b"), claims, &mut Nowhere, NOW);
@@ -116,7 +132,7 @@ fn a_decision_is_whole_while_a_source_goes_down() {
         let targets = node.targets(group.as_bytes(), sender);
         counted[usize::from(targets.is_ok())].fetch_add(1, Ordering::Relaxed);
         if let Ok(targets) = targets {
-            assert_eq!(targets.as_slice(), [peer("b").node]);
+            assert_eq!(targets.as_slice(), [peer("b").node], "a decision without the only source");
         }
         writer.join().unwrap();
         assert!(node.targets(group.as_bytes(), sender).is_err(), "the view is another one");

@@ -1063,8 +1063,13 @@ fn check(what: &str, cluster: Cluster, limit: Option<Duration>) -> Result<usize,
         builder = builder.timeout(limit);
     }
     let checker = builder.spawn_bfs().join();
-    let exhausted =
-        if checker.is_done() && limit.is_none_or(|l| start.elapsed() < l) { "exhausted" } else { "cut off" };
+    let broken = checker.discovery("what the protocol promises");
+    let whole = checker.is_done() && limit.is_none_or(|l| start.elapsed() < l);
+    let exhausted = match (&broken, whole) {
+        (Some(_), _) => "violated",
+        (None, true) => "exhausted",
+        (None, false) => "cut off",
+    };
     println!(
         "{what}: {} states, depth {}, {exhausted}, {:.1} s",
         checker.unique_state_count(),
@@ -1073,7 +1078,7 @@ fn check(what: &str, cluster: Cluster, limit: Option<Duration>) -> Result<usize,
     );
     println!("    {}", told(&cluster.seen));
     let unseen: Vec<_> = cluster.expected.iter().filter(|sight| cluster.seen.count(**sight) == 0).collect();
-    match checker.discovery("what the protocol promises") {
+    match broken {
         None if exhausted == "exhausted" && checker.discovery("a broadcast is settled").is_none() => {
             Err(format!("{what}: no broadcast was ever settled, so nothing was checked"))
         }

@@ -44,7 +44,7 @@ fn no_schedule_breaks_a_promise() {
     let mut beats: Vec<f64> = Vec::new();
     let mut longest_join = Duration::ZERO;
     while steps < budget {
-        match run(&options(seed)) {
+        match run(&options(seed).unshortened()) {
             Ok(report) => {
                 steps += report.steps;
                 tally.add(&report.tally);
@@ -52,6 +52,9 @@ fn no_schedule_breaks_a_promise() {
                 longest_join = longest_join.max(report.longest_join);
             }
             Err(failure) => {
+                // before it is made short, which takes a while
+                println!("seed {seed}: {}\nreplay with: {}", failure.violation, failure.replay());
+                let failure = run(&options(seed)).expect_err("one seed is one run");
                 std::panic::set_hook(hook);
                 panic!("seed {seed}: {failure}");
             }

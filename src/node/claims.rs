@@ -389,7 +389,8 @@ impl<M: Clone> ClaimShard<M> {
         let Some(entry) = self.entries.get_mut(group) else { return };
         let State::Claiming(claiming) = &mut entry.state else { return };
         // an answer to an earlier claim, or from an earlier router, says nothing about this one
-        if claiming.version != version || claiming.router != *from {
+        let other = claiming.version != version && !ctx.settings.rules.breaks(Mutation::StaleClaimAck);
+        if other || claiming.router != *from {
             return;
         }
         let waiters = std::mem::take(&mut claiming.waiters);
@@ -561,9 +562,19 @@ impl<M: Clone> ClaimShard<M> {
             let router = claiming.router.node.clone();
             asked.joined.push((waiter.ticket, Err(JoinRefused::RouterUnreachable { router })));
         }
+        if ctx.settings.rules.breaks(Mutation::LateClaimForgotten) {
+            return self.forget(group);
+        }
         // the claim may have landed all the same
         entry.state = State::Retracting;
         self.retracting.insert(group.clone());
+    }
+
+    /// What no rule allows: see [`Mutation::LateClaimForgotten`].
+    fn forget(&mut self, group: &Group) {
+        if let Some(index) = self.entries.get_index_of(group) {
+            self.remove_at(index);
+        }
     }
 
     /// The claim is with the router: the waiters become members.

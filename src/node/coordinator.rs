@@ -269,9 +269,13 @@ impl Coordinator {
     }
 
     pub(super) fn handle_leaving_ack(&mut self, from: &Peer, version: u64, step: &mut Step<'_>) {
+        let rules = self.rules;
         let Some(round) = &mut self.round else { return };
-        if round.version == version && round.awaiting.remove(from) && round.awaiting.is_empty() {
-            self.commit(step);
+        let ours = round.version == version || rules.breaks(Mutation::StaleLeavingAck);
+        if ours && round.awaiting.remove(from) {
+            if round.awaiting.is_empty() || rules.breaks(Mutation::CommitOnFirstAck) {
+                self.commit(step);
+            }
         }
     }
 
@@ -666,6 +670,9 @@ fn hash_of(view: &View, ring: &RingConfig, rules: Rules) -> ViewHash {
     if rules.breaks(Mutation::NamesOnlyHash) {
         let anonymous = view.iter().map(|(p, s)| (Peer::new(p.node.clone(), Incarnation::MIN), s));
         return View::new(anonymous).hash(ring);
+    }
+    if rules.breaks(Mutation::DrainOutsideHash) {
+        return View::new(view.peers().map(|p| (p.clone(), Standing::Active))).hash(ring);
     }
     view.hash(ring)
 }

@@ -236,7 +236,8 @@ impl<M: Clone> Node<M> {
         if self.holds(group) && !self.settings.rules.breaks(Mutation::SelfLeftOut) {
             targets.push(name(&self.me));
         }
-        if self.published.read(|after| Arc::ptr_eq(&before, after)) { Ok(targets) } else { Err(Flood) }
+        let same = self.published.read(|after| Arc::ptr_eq(&before, after));
+        if same || self.settings.rules.breaks(Mutation::NoSecondLook) { Ok(targets) } else { Err(Flood) }
     }
 
     /// The nodes that the table names for this group, this one included, without asking whether the table

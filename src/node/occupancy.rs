@@ -128,6 +128,7 @@ impl OccupancyShard {
             return true;
         };
         let wins = match present {
+            true if self.rules.breaks(Mutation::ClaimWinsEqual) => version >= row.version(),
             true => version > row.version() || self.rules.breaks(Mutation::ClaimAlwaysWins),
             false => version >= row.version(),
         };

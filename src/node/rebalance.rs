@@ -45,13 +45,15 @@ impl<M: Clone> Node<M> {
         for group in &chunk.groups {
             self.write_row(group, slot, chunk.round, true, now);
         }
+        let rules = self.settings.rules;
         if chunk.last.is_some() {
             match &chunk.kind {
-                DataKind::Snapshot => self.bury_older(slot, chunk.round, now, |_| true),
+                DataKind::Snapshot if rules.breaks(Mutation::SnapshotKeepsOlder) => {}
+                DataKind::Delta if !rules.breaks(Mutation::DeltaRemoves) => {}
+                DataKind::Snapshot | DataKind::Delta => self.bury_older(slot, chunk.round, now, |_| true),
                 DataKind::Repair(buckets) => {
                     self.bury_older(slot, chunk.round, now, |group| buckets.contains(&bucket_of(group).0));
                 }
-                DataKind::Delta => {}
             }
         }
         if !repair {
@@ -133,7 +135,7 @@ impl<M: Clone> Node<M> {
             let ours = coordinator.is_quiet() && coordinator.hash() == hash;
             coordinator.record(from).is_some_and(|r| ours && !r.is_owed() && r.repair.is_none())
         });
-        if !wanted {
+        if !wanted || self.settings.rules.breaks(Mutation::RepairsIgnored) {
             return;
         }
         buckets.truncate(256);
@@ -267,7 +269,8 @@ impl<M: Clone> Node<M> {
         let Some(source) = source.and_then(|place| sources.get(place)) else { return Verdict::Drop };
         if !row.present() {
             let old = row.written().saturating_add(self.settings.tombstone_ttl) <= now;
-            return if old && source.steady { Verdict::Drop } else { Verdict::Keep };
+            let careless = self.settings.rules.breaks(Mutation::TombstoneDroppedEarly);
+            return if old && (source.steady || careless) { Verdict::Drop } else { Verdict::Keep };
         }
         let elsewhere = *published.router(group.as_bytes()) != self.me;
         // a row above the watermark was said in a view that we do not know yet, and may be right there

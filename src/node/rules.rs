@@ -59,6 +59,29 @@ pub enum Mutation {
     FailedNotResent,
     /// The origin says that all its broadcasts are settled while some are open.
     FloorRunsAhead,
+    /// An acknowledgement of a round that was given up counts for the next one.
+    StaleLeavingAck,
+    /// A round is committed when the first member has acknowledged it.
+    CommitOnFirstAck,
+    /// A snapshot leaves its source's older rows as they are.
+    SnapshotKeepsOlder,
+    /// A delta removes the source's older rows, as only a snapshot may.
+    DeltaRemoves,
+    /// A request for a repair is not answered.
+    RepairsIgnored,
+    /// The view hash leaves out who drains.
+    DrainOutsideHash,
+    /// A claim that timed out is forgotten instead of taken back.
+    LateClaimForgotten,
+    /// The acknowledgement of an earlier claim answers a later one.
+    StaleClaimAck,
+    /// A tombstone is dropped while an earlier round of its source is still arriving.
+    TombstoneDroppedEarly,
+    /// A claim beats a tombstone of its own version.
+    ClaimWinsEqual,
+    /// A router does not look again, after its read, whether the view is still the same. Only threads can show
+    /// it: the checker of their orders does.
+    NoSecondLook,
 }
 
 impl Mutation {
@@ -90,6 +113,17 @@ impl Mutation {
         Mutation::NoDedupe,
         Mutation::FailedNotResent,
         Mutation::FloorRunsAhead,
+        Mutation::StaleLeavingAck,
+        Mutation::CommitOnFirstAck,
+        Mutation::SnapshotKeepsOlder,
+        Mutation::DeltaRemoves,
+        Mutation::RepairsIgnored,
+        Mutation::DrainOutsideHash,
+        Mutation::LateClaimForgotten,
+        Mutation::StaleClaimAck,
+        Mutation::TombstoneDroppedEarly,
+        Mutation::ClaimWinsEqual,
+        Mutation::NoSecondLook,
     ];
 }
 
