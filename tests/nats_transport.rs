@@ -331,6 +331,7 @@ fn every_option_is_checked_and_named() {
         (link(|link| link.ping_timeout = Duration::from_millis(1)), "link"),
         (link(|link| link.max_frame = 0), "link"),
         (link(|link| link.queue_frames = 0), "link"),
+        (link(|link| link.piece_bytes = 0), "link"),
     ] {
         let error = builder.build().err().unwrap_or_else(|| panic!("{option} was accepted"));
         assert_eq!(error.option(), option, "{error}");

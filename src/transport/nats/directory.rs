@@ -194,6 +194,10 @@ impl Directory {
         }
     }
 
+    pub(super) fn knows(&self, life: LifeId) -> bool {
+        self.known.contains_key(&life)
+    }
+
     /// Whose wish this was.
     pub(super) fn asked(&self, dialer: u64) -> Option<(NodeId, LifeId, u64)> {
         self.known.iter().find_map(|(life, known)| match known.dial {
@@ -449,6 +453,7 @@ mod tests {
             assert!(!b.heard(&says("c", life, Word::Beat), S).too_many);
         }
         assert!(b.heard(&says("c", 9, Word::Beat), S).too_many);
+        assert!(b.knows(LifeId(8)) && !b.knows(LifeId(9)) && !b.knows(LifeId(77)));
         assert_eq!(b.known.len(), 8);
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use async_nats::Event;
+use async_nats::{Event, ServerError};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -84,13 +84,20 @@ pub(super) struct Signals {
     pub(super) wake: Notify,
     pub(super) counters: Counters,
     pub(super) on_event: Option<OnEvent>,
+    /// What the server has last refused to this account.
+    denial: Mutex<Option<String>>,
+    denied: Notify,
 }
+
+/// How many errors of the server are logged as warnings; a refused subject gives one for each message.
+const WARNINGS: u64 = 16;
 
 impl Signals {
     pub(super) fn hear(&self, event: &Event) {
         match event {
             Event::SlowConsumer(_) => count(&self.counters.slow_consumers, 1),
-            Event::ServerError(_) | Event::ClientError(_) => count(&self.counters.errors, 1),
+            Event::ServerError(error) => self.hear_error(error),
+            Event::ClientError(_) => count(&self.counters.errors, 1),
             Event::Connected
             | Event::Disconnected
             | Event::LameDuckMode
@@ -101,6 +108,28 @@ impl Signals {
         self.wake.notify_one();
         if let Some(hear) = &self.on_event {
             hear(event);
+        }
+    }
+
+    fn hear_error(&self, error: &ServerError) {
+        if self.counters.errors.fetch_add(1, Ordering::Relaxed) < WARNINGS {
+            tracing::warn!(%error, "the NATS server reports an error; more than a few are only counted");
+        }
+        if let ServerError::Other(text) = error
+            && text.to_ascii_lowercase().contains("permissions violation")
+        {
+            *self.denial.lock() = Some(error.to_string());
+            self.denied.notify_one();
+        }
+    }
+
+    /// Returns when the server has refused something to this account, with its words. Cancel safe.
+    pub(super) async fn denied(&self) -> String {
+        loop {
+            if let Some(denial) = self.denial.lock().take() {
+                return denial;
+            }
+            self.denied.notified().await;
         }
     }
 }

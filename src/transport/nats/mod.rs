@@ -24,7 +24,8 @@
 //!
 //! Subjects, under `<prefix>.<scope>`: `presence` (every node says there, about every second, that it is alive),
 //! `name.<node>` (held by the one live node of that name), `node.<node>.<life>.<lane>` (what is for this node).
-//! An account that may publish and subscribe to `<prefix>.>` is enough. JetStream is not used.
+//! An account that may publish and subscribe to `<prefix>.>` is enough; a start with less is refused. JetStream is
+//! not used.
 //!
 //! Each node has one task. It reports to its [`Inbound`]; `try_send` only queues. Needs a tokio runtime with time
 //! and I/O enabled, of either flavour.
@@ -33,6 +34,7 @@ mod builder;
 mod directory;
 mod end;
 mod envelope;
+mod join;
 mod seat;
 mod subject;
 mod traffic;
@@ -41,28 +43,22 @@ mod wire;
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
-use async_nats::{Client, ConnectOptions, Message, StatusCode, Subscriber};
+use async_nats::{ConnectOptions, Subscriber};
 use async_trait::async_trait;
-use bytes::Bytes;
-use futures_util::StreamExt;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 
 pub use async_nats;
 pub use builder::{NatsBuilder, NatsConfigError, NatsLimits};
 pub use end::NatsStats;
 
-use super::link::Links;
 use super::{Frame, Inbound, SendError, Transport, TransportError};
-use crate::types::{Incarnation, NodeId, Peer};
-use builder::{Settings, Source};
-use directory::{Directory, DirectoryConfig};
-use end::{End, Progress, Signals};
-use envelope::{Envelope, Presence, Word};
-use subject::{LifeId, Subjects};
+use crate::types::{NodeId, Peer};
+use builder::Settings;
+use end::{End, Progress};
 
 /// One node's end of a scope over NATS. Cloning gives the same end. See the [module](self) for an example.
 ///
@@ -240,122 +236,6 @@ struct Ears {
     name: Subscriber,
 }
 
-// Joining.
-impl Inner {
-    /// Connects, makes sure of the name, and starts the task.
-    async fn join(&self, inbound: Inbound) -> Result<Arc<End>, TransportError> {
-        let Settings { node, prefix, limits, link, .. } = &self.settings;
-        let signals = Arc::new(Signals { on_event: self.settings.on_event.clone(), ..Signals::default() });
-        let client = self.connect(&signals).await?;
-        let least = client.max_payload();
-        if least < wire::LEAST_MESSAGE + envelope::DATA_PREFIX {
-            return Err(failed(format!("the server's max_payload of {least} bytes is too small")));
-        }
-        let (life, seed) = (LifeId(random()?), random()?);
-        let subjects = Subjects::new(prefix, &inbound.terms().scope);
-        let me = Peer::new(node.clone(), self.incarnation());
-        let config = DirectoryConfig {
-            beat: limits.presence_interval,
-            window: limits.discovery_window,
-            try_for: link.handshake_timeout,
-            lives: limits.peers,
-        };
-        let directory = Directory::new(me.clone(), life, config, seed, Duration::ZERO);
-        let inbox = client.subscribe(subjects.everything_for(node, life)).await.map_err(failed)?;
-        let presence = client.subscribe(subjects.presence()).await.map_err(failed)?;
-        let claim = directory.presence(Word::Hello, 0);
-        let (inbox, name) = self.claim(&client, &subjects, inbox, &claim).await?;
-        let links = Links::new(me, inbound.terms().clone(), link.clone());
-        let (started, progress) = watch::channel(Progress::Starting);
-        let end = Arc::new(End::new(links, inbound, signals, progress));
-        let ears = Ears { inbox, presence, name };
-        let seat = seat::Seat::new(end.clone(), client, subjects, (directory, life), ears, limits, started);
-        let seat = seat.longest_packet(link.max_frame);
-        self.running.lock().end = Some(end.clone());
-        tokio::spawn(seat.run());
-        Ok(end)
-    }
-
-    async fn connect(&self, signals: &Arc<Signals>) -> Result<Client, TransportError> {
-        match &self.settings.source {
-            Source::Client(client) => Ok(client.clone()),
-            Source::Connect(servers, options) => {
-                let signals = signals.clone();
-                let hear = move |event| {
-                    signals.hear(&event);
-                    std::future::ready(())
-                };
-                options.clone().event_callback(hear).connect(servers.as_slice()).await.map_err(failed)
-            }
-        }
-    }
-
-    /// Above every earlier life of this value, also when the clock went back.
-    fn incarnation(&self) -> Incarnation {
-        let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
-        let clock = u64::try_from(clock).unwrap_or(u64::MAX);
-        let after = |last: u64| Some(clock.max(last.saturating_add(1)));
-        let last = self.last_incarnation.fetch_update(Ordering::SeqCst, Ordering::SeqCst, after);
-        let last = last.unwrap_or_default();
-        Incarnation::new(clock.max(last.saturating_add(1))).unwrap_or(Incarnation::MIN)
-    }
-
-    /// Makes sure that no live node holds the name, then holds it. The server says at once if nobody listens
-    /// there; whoever does is given time to answer.
-    async fn claim(
-        &self,
-        client: &Client,
-        subjects: &Subjects,
-        mut inbox: Subscriber,
-        claim: &Presence,
-    ) -> Result<(Subscriber, Subscriber), TransportError> {
-        let Settings { node, limits, .. } = &self.settings;
-        let holders = subjects.name(node);
-        let [reply, ..] = subjects.lanes(node, claim.life);
-        let bytes: Bytes = Envelope::Claim(claim.clone()).encode();
-        let ask = || client.publish_with_reply(holders.clone(), reply.clone(), bytes.clone());
-        let live = within(limits.claim_timeout, async {
-            ask().await.map_err(failed)?;
-            while let Some(message) = inbox.next().await {
-                match verdict(&message, claim) {
-                    Some(live) => return Ok(live),
-                    None => continue,
-                }
-            }
-            Err(failed("the connection to NATS was closed"))
-        });
-        match live.await {
-            Some(Ok(Some(live))) => {
-                return Err(TransportError::Superseded { node: node.clone(), live });
-            }
-            Some(Err(error)) => return Err(error),
-            // nobody listens, or nobody answers
-            Some(Ok(None)) | None => {}
-        }
-        let name = client.subscribe(holders.clone()).await.map_err(failed)?;
-        // two that start at the same moment have both found it free: at least one of them hears the other now
-        ask().await.map_err(failed)?;
-        Ok((inbox, name))
-    }
-}
-
-/// `None`: it says nothing of the name. Otherwise who holds it, if anyone.
-fn verdict(message: &Message, claim: &Presence) -> Option<Option<Incarnation>> {
-    if message.status == Some(StatusCode::NO_RESPONDERS) {
-        return Some(None);
-    }
-    match Envelope::decode(message.payload.clone()) {
-        Ok(Envelope::Taken(holder)) if holder.node == claim.node && holder.life != claim.life => {
-            Some(Some(holder.incarnation))
-        }
-        Ok(_) | Err(_) => None,
-    }
-}
-
 async fn within<T>(time: Duration, what: impl Future<Output = T>) -> Option<T> {
     tokio::time::timeout(time, what).await.ok()
-}
-
-fn random() -> Result<u64, TransportError> {
-    getrandom::u64().map_err(failed)
 }

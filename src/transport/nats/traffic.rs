@@ -151,6 +151,9 @@ impl Seat {
             return;
         }
         self.on_presence(&from);
+        if !self.directory.knows(from.life) {
+            return;
+        }
         if let Some(old) = self.lives.get(&from.life).copied() {
             if self.connections.get(&old).is_some_and(|old| old.wire.key.dialer == dialer) {
                 return;
@@ -158,6 +161,11 @@ impl Seat {
             // it has none any more, or it would not ask for one
             self.forget(old);
             self.end.links.lock().handle_closed(old, self.end.now());
+        }
+        // whoever invents lives, or takes its leave of each, must not get a connection for each
+        if self.connections.len() >= self.limits.peers {
+            count(&self.end.signals.counters.too_many, 1);
+            return;
         }
         let key = Key { dialer, acceptor: self.directory.random() };
         let [to, ..] = self.subjects.lanes(&from.node, from.life);
