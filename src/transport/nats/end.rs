@@ -84,9 +84,9 @@ pub(super) struct Signals {
     pub(super) wake: Notify,
     pub(super) counters: Counters,
     pub(super) on_event: Option<OnEvent>,
-    /// What the server has last refused to this account.
-    denial: Mutex<Option<String>>,
-    denied: Notify,
+    /// What the server has first refused to this account.
+    pub(super) denial: Mutex<Option<String>>,
+    pub(super) denied: Notify,
 }
 
 /// How many errors of the server are logged as warnings; a refused subject gives one for each message.
@@ -118,7 +118,7 @@ impl Signals {
         if let ServerError::Other(text) = error
             && text.to_ascii_lowercase().contains("permissions violation")
         {
-            *self.denial.lock() = Some(error.to_string());
+            self.denial.lock().get_or_insert_with(|| error.to_string());
             self.denied.notify_one();
         }
     }
