@@ -228,6 +228,135 @@ async fn credentials_are_the_clients_own() {
     a.0.shutdown().await;
 }
 
+/// The client does not look into its addresses for credentials.
+#[tokio::test]
+async fn credentials_in_a_url_are_used_at_every_server() {
+    if !is_installed("credentials in a URL") {
+        return;
+    }
+    let server = NatsServer::start_with(&["--user", "chat", "--pass", "a,b@c"]);
+    let servers = |login: &str| format!("nats://{login}@127.0.0.1:1,{}", server.address());
+    let build = |node: &str, login: &str| {
+        let builder = NatsTransport::builder(node).servers(servers(login)).limits(limits()).link(patient());
+        builder.build().expect("valid")
+    };
+    let wrong = Quiet::start(build("a", "chat:hush"), "s").await.err().expect("refused").to_string();
+    assert!(!wrong.contains("hush"), "{wrong}");
+    let a = Quiet::start(build("a", "chat:a%2Cb%40c"), "s").await.expect("starts");
+    a.0.shutdown().await;
+
+    let server = NatsServer::start_with(&["--auth", "s3cret"]);
+    let token = format!("nats://s3cret@{}", server.address());
+    let token = NatsTransport::builder("a").servers(token).limits(limits()).link(patient()).build();
+    let a = Quiet::start(token.expect("valid"), "s").await.expect("starts");
+    a.0.shutdown().await;
+}
+
+/// The server says nothing to whoever subscribes or publishes without the right to: a node that started anyhow would
+/// be alone, and its members would miss everything.
+#[tokio::test]
+async fn an_account_without_rights_does_not_start() {
+    if !is_installed("an account without rights") {
+        return;
+    }
+    let all = r#"publish: "m.>", subscribe: "m.>""#;
+    let cases = [
+        ("nothing", r#"publish: "x.>", subscribe: "x.>""#, "m.s.node.a"),
+        ("deaf", r#"publish: "m.>", subscribe: "x.>""#, "m.s.node.a"),
+        ("mute", r#"publish: "x.>", subscribe: "m.>""#, "m.s.node.a"),
+        ("blind", r#"publish: "m.>", subscribe: { allow: "m.>", deny: "m.*.presence" }"#, "m.s.presence"),
+        ("unseen", r#"publish: { allow: "m.>", deny: "m.*.presence" }, subscribe: "m.>""#, "m.s.presence"),
+        ("nameless", r#"publish: "m.>", subscribe: { allow: "m.>", deny: "m.*.name.>" }"#, "m.s.name.a"),
+    ];
+    let user = |(name, rights): (&str, &str)| {
+        format!("{{ user: {name}, password: pw, permissions: {{ {rights} }} }}\n")
+    };
+    let users: String =
+        cases.iter().map(|(name, rights, _)| (*name, *rights)).chain([("all", all)]).map(user).collect();
+    let server = NatsServer::start_configured(&format!("authorization {{ users = [\n{users}] }}\n"));
+    let options = |name: &str| NatsTransport::connect_options().user_and_password(name.into(), "pw".into());
+    let build = |node: &str| NatsTransport::builder(node).prefix("m").limits(limits()).link(patient());
+    // what the server does not bring back in this time is not allowed; its own words come sooner
+    let hasty = LinkConfig { handshake_timeout: Duration::from_millis(200), ..patient() };
+    let hasty_limits = NatsLimits { claim_timeout: Duration::from_millis(200), ..limits() };
+    for (name, _, subject) in cases {
+        let own = build("a").servers(server.url()).options(options(name)).build().expect("valid");
+        let client = options(name).connect(server.url()).await.expect("connects");
+        let given = build("a").client(client).limits(hasty_limits.clone()).link(hasty.clone()).build();
+        for transport in [own, given.expect("valid")] {
+            let error = Quiet::start(transport, "s").await.err().unwrap_or_else(|| panic!("{name} started"));
+            let TransportError::Failed { reason } = &error else { panic!("{name}: {error}") };
+            for part in [subject, "may not publish or subscribe there", "`m.>`"] {
+                assert!(reason.contains(part), "{name}: {reason}");
+            }
+        }
+    }
+    // and this is enough
+    let start =
+        |node: &str| build(node).servers(server.url()).options(options("all")).build().expect("valid");
+    let a = Quiet::start(start("a"), "s").await.expect("starts");
+    let b = Quiet::start(start("b"), "s").await.expect("starts");
+    a.1.until("b up", |log| log.is_up(&b.2)).await.unwrap();
+    b.0.send(&a.2, Frame::new(Lane::Bulk, "head", "body")).await.expect("a link");
+    a.1.until("its frame", |log| log.frames_from(&b.2) == 1).await.unwrap();
+    assert_eq!((a.0.stats().errors, b.0.stats().errors), (0, 0));
+    for node in [a, b] {
+        node.0.shutdown().await;
+    }
+}
+
+/// Whoever may publish can invent lives: as many as are known get a connection, also if each takes its leave.
+#[tokio::test]
+async fn hazard_22_invented_lives_do_not_get_connections_without_end() {
+    if !is_installed("invented lives") {
+        return;
+    }
+    const LIVES: u8 = 100;
+    let server = NatsServer::start();
+    let bounds = NatsLimits { peers: 4, ..limits() };
+    // nothing is given up while this test runs
+    let link = LinkConfig { handshake_timeout: Duration::from_secs(60), ..patient() };
+    let m = NatsTransport::builder("m").servers(server.url()).limits(bounds).link(link).build();
+    let m = Quiet::start(m.expect("valid"), "s").await.expect("starts");
+    let stranger = async_nats::connect(server.url()).await.expect("connects");
+    // the server would say that nobody is there
+    let _there = stranger.subscribe("muster.s.node.a.*.*").await.expect("subscribes");
+    let inbox = {
+        let mut spy = stranger.subscribe("muster.s.node.m.*.*").await.expect("subscribes");
+        let b = Quiet::start(at(&server, "b"), "s").await.expect("starts");
+        m.1.until("b up", |log| log.is_up(&b.2)).await.unwrap();
+        let subject = spy.next().await.expect("a message").subject;
+        b.0.shutdown().await;
+        m.1.until("b down", |log| log.downs_of(&b.2) == 1).await.unwrap();
+        subject
+    };
+    let before = m.0.stats();
+    // node "a", a life, incarnation 1, epoch 0, a word, every 1000 ms, 1 node
+    let presence = |life: u8, word: u8| [1, b'a', life, 1, 0, word, 0xe8, 0x07, 1];
+    for leaves in [false, true] {
+        for life in 1..=LIVES {
+            // dialer number, window
+            let open = [&[1, 4][..], &presence(life, 2), &[life, 0x80, 0x80, 0x04]].concat();
+            stranger.publish(inbox.clone(), open.into()).await.expect("published");
+            if leaves {
+                let leaving = [&[1, 1][..], &presence(life, 4)].concat();
+                stranger.publish(inbox.clone(), leaving.into()).await.expect("published");
+            }
+        }
+    }
+    stranger.flush().await.expect("flushes");
+    let seen = before.messages_in + 3 * u64::from(LIVES);
+    while m.0.stats().messages_in < seen {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let after = m.0.stats();
+    assert_eq!(after.malformed, before.malformed);
+    assert!(after.opened > before.opened, "they are understood");
+    assert!(after.opened - before.opened <= 4, "{after:?}");
+    assert!(after.too_many - before.too_many >= 2 * u64::from(LIVES) - 8, "{after:?}");
+    m.0.shutdown().await;
+}
+
 fn at_with(
     server: &NatsServer,
     options: async_nats::ConnectOptions,

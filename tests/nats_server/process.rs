@@ -29,6 +29,7 @@ pub struct NatsServer {
     directory: PathBuf,
     port: u16,
     extra: Vec<String>,
+    config: Option<PathBuf>,
 }
 
 impl NatsServer {
@@ -36,14 +37,29 @@ impl NatsServer {
         Self::start_with(&[])
     }
 
+    /// With the text of a configuration file.
+    pub fn start_configured(config: &str) -> Self {
+        Self::make(&[], Some(config))
+    }
+
     /// With more arguments.
     pub fn start_with(extra: &[&str]) -> Self {
+        Self::make(extra, None)
+    }
+
+    fn make(extra: &[&str], config: Option<&str>) -> Self {
         static LAST: AtomicU64 = AtomicU64::new(0);
         let number = LAST.fetch_add(1, Ordering::Relaxed);
         let directory = std::env::temp_dir().join(format!("muster-nats-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&directory).expect("a temporary directory");
         let extra = extra.iter().map(|argument| (*argument).to_owned()).collect();
-        let mut server = Self { child: None, directory, port: 0, extra };
+        // beside the directory, which is emptied at every start
+        let config = config.map(|text| {
+            let file = directory.with_extension("conf");
+            std::fs::write(&file, text).expect("a temporary file");
+            file
+        });
+        let mut server = Self { child: None, directory, port: 0, extra, config };
         server.run();
         server
     }
@@ -80,6 +96,7 @@ impl NatsServer {
         let child = Command::new("sh")
             .args(["-c", script, "nats-server", "-a", "127.0.0.1", "-p", &port, "--ports_file_dir"])
             .arg(&self.directory)
+            .args(self.config.iter().flat_map(|file| ["-c".as_ref(), file.as_os_str()]))
             .args(&self.extra)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -117,5 +134,8 @@ impl Drop for NatsServer {
     fn drop(&mut self) {
         self.kill();
         let _ = std::fs::remove_dir_all(&self.directory);
+        if let Some(file) = &self.config {
+            let _ = std::fs::remove_file(file);
+        }
     }
 }

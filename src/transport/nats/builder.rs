@@ -406,7 +406,10 @@ fn check_link(link: &LinkConfig) -> Result<(), NatsConfigError> {
 mod tests {
     use super::*;
 
-    fn read(servers: &str) -> Result<(Vec<String>, Option<(String, Option<String>)>), NatsConfigError> {
+    /// User and password, or a token.
+    type Who = Option<(String, Option<String>)>;
+
+    fn read(servers: &str) -> Result<(Vec<String>, Who), NatsConfigError> {
         let NatsBuilder { servers, .. } = NatsTransport::builder("a").servers(servers);
         let (servers, login) = read_servers(&servers)?;
         let servers = servers.iter().map(|server| server.as_url_str().to_owned()).collect();
