@@ -51,6 +51,7 @@ pub(crate) struct Report {
     pub(crate) totals: Totals,
     changes: u64,
     gateways_killed: u64,
+    cuts: u64,
     targeted: u64,
     flooded: u64,
     again: u64,
@@ -70,8 +71,11 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { totals, changes, gateways_killed, targeted, flooded, again, copies } = self;
-        writeln!(f, "{changes} changes of the clusters, {gateways_killed} gateways killed")?;
+        let Self { totals, changes, gateways_killed, cuts, targeted, flooded, again, copies } = self;
+        writeln!(
+            f,
+            "{changes} changes of the clusters, {gateways_killed} gateways killed, {cuts} links cut and healed"
+        )?;
         writeln!(
             f,
             "between regions: {targeted} by the router's table, {flooded} flooded, {again} handed over again, {copies} second copies dropped"
@@ -110,17 +114,19 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
             site.start(name).await?;
         }
     }
-    let (mut changes, mut gateways_killed) = (0, 0);
+    let (mut changes, mut gateways_killed, mut cuts) = (0, 0, 0);
     for round in 0..plan.rounds {
         until_sent(&world, plan.between).await?;
         let [here, there] = &mut sites;
-        let (one, other) = (Change::of(round), Change::of(round + 2 + round / 4));
+        let (one, other) = (Change::of(round), Change::of(round + 2 + round / 5));
         if plan.tell {
             println!("round {round}: eu: {one}, us: {other}; {}", world.ledger.count());
         }
         tokio::try_join!(one.make(here, &eu[3]), other.make(there, &us[3]))?;
         changes += 2;
-        gateways_killed += u64::from(one == Change::KillGateway) + u64::from(other == Change::KillGateway);
+        let both = |change| u64::from(one == change) + u64::from(other == change);
+        gateways_killed += both(Change::KillGateway);
+        cuts += both(Change::Cut);
     }
     until_sent(&world, plan.between).await?;
     world.quiet.store(true, Ordering::Relaxed);
@@ -139,7 +145,7 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
     let count = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
     let Counts { targeted, flooded, again, copies } = &*world.counts;
     let (targeted, flooded, again, copies) = (count(targeted), count(flooded), count(again), count(copies));
-    Ok(Report { totals, changes, gateways_killed, targeted, flooded, again, copies })
+    Ok(Report { totals, changes, gateways_killed, cuts, targeted, flooded, again, copies })
 }
 
 fn names(region: &str) -> Result<Vec<NodeId>, Failure> {
@@ -171,15 +177,18 @@ enum Change {
     Roll,
     /// A node is killed and started again at once.
     Restart,
+    /// The link of two nodes breaks for a moment; both live on.
+    Cut,
 }
 
 impl Change {
     fn of(number: u64) -> Self {
-        match number % 4 {
+        match number % 5 {
             0 => Change::Grow,
             1 => Change::KillGateway,
             2 => Change::Roll,
-            _ => Change::Restart,
+            3 => Change::Restart,
+            _ => Change::Cut,
         }
     }
 
@@ -203,9 +212,8 @@ impl Change {
                 site.crash(&other).await;
                 site.start(&other).await
             }
-            (Change::KillGateway | Change::Roll | Change::Restart, ..) => {
-                Err("a region without nodes".into())
-            }
+            (Change::Cut, Some(gateway), Some(other)) => site.cut(&gateway, &other).await,
+            _ => Err("a region without nodes".into()),
         }
     }
 }
@@ -217,6 +225,7 @@ impl fmt::Display for Change {
             Change::KillGateway => "the gateway is killed, later started again",
             Change::Roll => "a node leaves in order and comes back",
             Change::Restart => "a node is killed and started again at once",
+            Change::Cut => "the link of two nodes is cut and healed",
         })
     }
 }

@@ -21,4 +21,7 @@ pub(crate) enum Broken {
     TrustsAnOldRing,
     /// The door of a node gives on what it has had before.
     ForgetsWhatItHad,
+    /// The door of a node takes what its origin has closed for what has come here, though a receipt does not wait for
+    /// the copy that a suspect link keeps.
+    TakesReceiptsForArrivals,
 }

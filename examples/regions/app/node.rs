@@ -18,7 +18,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use muster_router::{Group, Membership, Message, Muster, NodeId, Ring, RingConfig, View, ViewHash};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -40,6 +40,10 @@ const GATEWAYS: usize = 3;
 const AGAIN: Duration = Duration::from_millis(300);
 /// How many hops may wait at a gateway. More are dropped, and come again.
 const AT_THE_GATE: usize = 4096;
+/// How many hops a node has in hand at once as a gateway, and how many as the other region's end.
+const IN_HAND: usize = 256;
+/// How long it may take with one: then the origin has handed it over again anyway.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What a gateway knows of the other region.
 struct Remote {
@@ -107,7 +111,7 @@ impl Node {
             remote: Mutex::new(Arc::new(Remote::of(View::new([])))),
             open: Mutex::default(),
             settled: Notify::new(),
-            seen: Mutex::default(),
+            seen: Mutex::new(Seen::new(broken)),
             gate,
             tasks: Mutex::default(),
             memberships: Mutex::default(),
@@ -234,9 +238,14 @@ impl Node {
 // The gateway.
 impl Node {
     async fn guard(self: Arc<Self>, mut hops: mpsc::Receiver<Hop>) {
+        let hands = Arc::new(Semaphore::new(IN_HAND));
         while let Some(hop) = hops.recv().await {
+            let Ok(hand) = Arc::clone(&hands).acquire_owned().await else { return };
             let node = Arc::clone(&self);
-            self.spawn(async move { node.forward(&hop).await });
+            self.spawn(async move {
+                let _ = timeout(PATIENCE, node.forward(&hop)).await;
+                drop(hand);
+            });
         }
     }
 
@@ -285,12 +294,19 @@ impl Node {
 // The other region's end.
 impl Node {
     async fn serve(self: Arc<Self>, mut questions: mpsc::Receiver<Question>) {
+        let hands = Arc::new(Semaphore::new(IN_HAND));
         while let Some(Question { hop, tag, answer }) = questions.recv().await {
+            // nobody waits any more: it comes again
+            if answer.is_closed() {
+                continue;
+            }
+            let Ok(hand) = Arc::clone(&hands).acquire_owned().await else { return };
             let node = Arc::clone(&self);
             self.spawn(async move {
-                if node.enter(&hop, tag).await.is_some() {
+                if let Ok(Some(())) = timeout(PATIENCE, node.enter(&hop, tag)).await {
                     let _ = answer.send(Answer { view: node.muster.members() });
                 }
+                drop(hand);
             });
         }
     }

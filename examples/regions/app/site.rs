@@ -10,7 +10,9 @@ use muster_router::transport::link::LinkConfig;
 use muster_router::transport::memory::Network;
 use muster_router::{Membership, Message, Muster, NodeId, ScopeState, Status};
 use parking_lot::Mutex;
+use tokio::sync::RwLock;
 use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
 
 use super::ledger::{Ledger, Member};
 use super::node::{Counts, Node};
@@ -46,6 +48,13 @@ impl Random {
     }
 }
 
+/// How long a link is cut: everybody talks on meanwhile.
+const CUT: Duration = Duration::from_millis(300);
+/// How long it is waited for, when it is. Far longer, so that a cut takes nobody down, also on a busy machine.
+const GRACE: Duration = Duration::from_secs(2);
+/// Longer than anything takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 pub(crate) struct Site {
     pub(crate) index: usize,
     name: &'static str,
@@ -54,6 +63,8 @@ pub(crate) struct Site {
     world: World,
     nodes: BTreeMap<NodeId, Resident>,
     started: u64,
+    /// Held by a cut: what a suspect link keeps for a member is due only if that stays until it has come.
+    staying: Arc<RwLock<()>>,
 }
 
 /// A node with those who live on it.
@@ -72,17 +83,16 @@ type Passing = Arc<Mutex<Option<Guest>>>;
 impl Site {
     pub(crate) fn new(index: usize, name: &'static str, seeds: Vec<NodeId>, world: World) -> Self {
         // a machine that is busy is no reason to give a node up
-        let patience = Duration::from_secs(60);
         let link = LinkConfig {
             ping_interval: None,
-            // connections of this network break for good only
-            reconnect_grace: Duration::from_millis(300),
-            ping_timeout: patience,
-            stall_timeout: patience,
+            reconnect_grace: GRACE,
+            ping_timeout: PATIENCE,
+            stall_timeout: PATIENCE,
             ..LinkConfig::default()
         };
         let network = Network::builder().link(link).seed(index as u64).build();
-        Self { index, name, network, seeds, world, nodes: BTreeMap::new(), started: 0 }
+        let staying = Arc::default();
+        Self { index, name, network, seeds, world, nodes: BTreeMap::new(), started: 0, staying }
     }
 
     pub(crate) fn nodes(&self) -> Vec<NodeId> {
@@ -115,6 +125,7 @@ impl Site {
             self.index,
             node.clone(),
             Arc::clone(&passing),
+            Arc::clone(&self.staying),
             random.below(999),
         ));
         for _ in 0..2 {
@@ -145,6 +156,30 @@ impl Site {
         Ok(())
     }
 
+    /// Cuts the link of two nodes that live on, and heals it before either is given up. What the one had for the other
+    /// waits in the link; receipts do not wait for it.
+    pub(crate) async fn cut(&self, a: &NodeId, b: &NodeId) -> Result<(), Failure> {
+        let (Some(here), Some(there)) = (self.nodes.get(a), self.nodes.get(b)) else { return Ok(()) };
+        let staying = self.staying.write().await;
+        self.network.cut(a.as_str(), b.as_str());
+        sleep(CUT).await;
+        self.network.heal(a.as_str(), b.as_str());
+        let deadline = Instant::now() + PATIENCE;
+        for (from, to) in [(here, b), (there, a)] {
+            let muster = &from.node.muster;
+            while muster.summary().suspect.iter().any(|peer| peer.node == *to) {
+                if Instant::now() > deadline {
+                    return Err(format!("{} and {to} do not come together again", muster.node()).into());
+                }
+                sleep(Duration::from_millis(5)).await;
+            }
+            // what waited in the link goes before this, and this is waited for
+            muster.send_to_node(to.to_string(), "\0after-the-cut", Bytes::new()).await?;
+        }
+        drop(staying);
+        Ok(())
+    }
+
     fn depart(&self, resident: &Resident) {
         for (_, member) in resident.members.iter().chain(&*resident.passing.lock()) {
             self.world.ledger.leaves(member);
@@ -162,7 +197,7 @@ impl Site {
     pub(crate) async fn settled_without(&self, gone: &NodeId) -> Result<(), Failure> {
         for resident in self.nodes.values() {
             let settled = |s: &ScopeState| s.status == Status::Ready && s.view.peer_of(gone).is_none();
-            resident.node.muster.until(Duration::from_secs(60), settled).await?;
+            resident.node.muster.until(PATIENCE, settled).await?;
         }
         Ok(())
     }
@@ -189,14 +224,22 @@ async fn join(world: &World, region: usize, node: &Node, group: &str) -> Result<
 }
 
 /// A member that joins a group, stays for a little, and leaves for the next.
-async fn come_and_go(world: World, region: usize, node: Arc<Node>, passing: Passing, seed: u64) {
+async fn come_and_go(
+    world: World,
+    region: usize,
+    node: Arc<Node>,
+    passing: Passing,
+    staying: Arc<RwLock<()>>,
+    seed: u64,
+) {
     let mut random = Random(seed);
     while !world.quiet.load(Ordering::Relaxed) {
         let group = world.group(&mut random);
         // a node that drains or stops takes nobody in
         let Ok(guest) = join(&world, region, &node, &group).await else { return };
         *passing.lock() = Some(guest);
-        tokio::time::sleep(Duration::from_millis(5 + random.below(20))).await;
+        sleep(Duration::from_millis(5 + random.below(20))).await;
+        let _no_link_is_cut = staying.read().await;
         let gone = passing.lock().take();
         if let Some((membership, member)) = gone {
             world.ledger.leaves(&member);
@@ -215,6 +258,6 @@ async fn call(world: World, region: usize, node: Arc<Node>, seed: u64) {
         if node.broadcast(&group, payload).await.is_ok() {
             world.ledger.end(cast);
         }
-        tokio::time::sleep(Duration::from_millis(1 + random.below(4))).await;
+        sleep(Duration::from_millis(1 + random.below(4))).await;
     }
 }

@@ -4,15 +4,19 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use muster_router::{NodeId, View, ViewHash};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 
 use super::hop::Hop;
 
 /// How many questions may wait at one node.
 const WAITING: usize = 256;
+/// Who has not answered for so long is taken for gone.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// "See that your region hears this."
 pub(crate) struct Question {
@@ -50,12 +54,16 @@ impl Wide {
         receiver
     }
 
-    /// Asks one node. `None`: nobody is there, or its answer was lost; it may have done it or not.
+    /// Asks one node. `None`: nobody is there, it is too slow, or its answer was lost; it may have done it or not.
     pub(crate) async fn ask(&self, node: &NodeId, hop: &Hop, tag: ViewHash) -> Option<Answer> {
         let door = self.0.doors.lock().get(node).cloned()?;
         let (answer, answered) = oneshot::channel();
-        door.send(Question { hop: hop.clone(), tag, answer }).await.ok()?;
-        let answer = answered.await.ok()?;
+        let question = Question { hop: hop.clone(), tag, answer };
+        let asked = async {
+            door.send(question).await.ok()?;
+            answered.await.ok()
+        };
+        let answer = timeout(PATIENCE, asked).await.ok()??;
         let lose = self.0.lose.load(Ordering::Relaxed);
         let lost = lose > 0 && self.0.asked.fetch_add(1, Ordering::Relaxed) % lose == lose - 1;
         (!lost).then_some(answer)
