@@ -476,6 +476,26 @@ async fn idle_links_cost_no_timer() {
     assert!(!a.log.told().iter().any(|t| matches!(t, Told::Suspect(_))));
 }
 
+/// One end was told of a new connection before the other, and what it wrote at once was lost: every twentieth heal
+/// or so ended in a peer that was given up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_heal_brings_the_link_back() {
+    let network = Network::new();
+    let (a, b) = pair(&network).await;
+    for round in 1..=300 {
+        let times = |told: &[Told], what: &Told| told.iter().filter(|t| *t == what).count();
+        network.cut("a", "b");
+        for (end, peer) in [(&a, &b), (&b, &a)] {
+            end.log.until("suspect", |told| times(told, &Told::Suspect(peer.me.clone())) == round).await;
+        }
+        network.heal("a", "b");
+        for (end, peer) in [(&a, &b), (&b, &a)] {
+            end.log.until("resumed", |told| times(told, &Told::Resumed(peer.me.clone())) == round).await;
+        }
+    }
+    assert_eq!((a.log.links().len(), b.log.links().len()), (1, 1), "up, and never down");
+}
+
 /// 100 nodes by default; `MUSTER_PEERS=1000` takes about a minute.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_peers_all_linked() {

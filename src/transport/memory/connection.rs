@@ -149,6 +149,22 @@ pub(super) struct Connection {
 }
 
 impl Connection {
+    /// Tells both ends that it is there, in one step: an end that was told first could write at once, and the other
+    /// would drop what comes on a connection that it has never heard of.
+    pub(super) fn announce(self: &Arc<Self>) {
+        let [one, other] = &self.ends;
+        {
+            let mut inboxes = [one.inbox.lock(), other.inbox.lock()];
+            for (end, inbox) in self.ends.iter().zip(&mut inboxes) {
+                if !end.is_gone() {
+                    inbox.push_back(Arrival { due: None, item: Item::Opened(self.clone()) });
+                }
+            }
+        }
+        one.wake.notify_one();
+        other.wake.notify_one();
+    }
+
     pub(super) fn new(raw: RawId, ends: [Arc<End>; 2]) -> Self {
         Self {
             raw,

@@ -282,9 +282,7 @@ impl State {
         let raw = RawId(self.last_raw);
         let connection = Arc::new(Connection::new(raw, [a.clone(), b.clone()]));
         self.connections.insert(key, connection.clone());
-        for end in [a, b] {
-            end.push_now(Item::Opened(connection.clone()));
-        }
+        connection.announce();
     }
 }
 
