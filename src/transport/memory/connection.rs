@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use crate::transport::link::{Links, Packet, RawId, Time};
 use crate::transport::rooms::Rooms;
+use crate::transport::{Frame, SendError};
 use crate::transport::{Inbound, Lane};
 use crate::types::{NodeId, Peer};
 
@@ -97,6 +98,15 @@ impl End {
 
     pub(super) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
+    }
+
+    pub(super) fn try_send(&self, to: &Peer, frame: Frame) -> Result<(), SendError> {
+        if self.is_gone() {
+            return Err(SendError::NoLink(frame));
+        }
+        self.links.lock().try_send(to, frame, self.now())?;
+        self.wake.notify_one();
+        Ok(())
     }
 
     pub(super) fn push(&self, arrivals: impl IntoIterator<Item = Arrival>) {

@@ -12,7 +12,8 @@ use super::builder::OnEvent;
 use crate::transport::Inbound;
 use crate::transport::link::{LinkStats, Links, Time};
 use crate::transport::rooms::Rooms;
-use crate::types::Incarnation;
+use crate::transport::{Frame, SendError};
+use crate::types::{Incarnation, Peer};
 
 /// How often something happened in one life of a [`NatsTransport`](super::NatsTransport).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -201,6 +202,19 @@ impl End {
     /// What it sends vanishes.
     pub(super) fn has_crashed(&self) -> bool {
         self.crashed.load(Ordering::Acquire) && !self.stopping.load(Ordering::Acquire)
+    }
+
+    /// What a crashed node sends vanishes; after any other end there is no link.
+    pub(super) fn try_send(&self, to: &Peer, frame: Frame) -> Result<(), SendError> {
+        if self.has_crashed() {
+            return Ok(());
+        }
+        if self.is_gone() {
+            return Err(SendError::NoLink(frame));
+        }
+        self.links.lock().try_send(to, frame, self.now())?;
+        self.signals.wake.notify_one();
+        Ok(())
     }
 
     pub(super) fn is_gone(&self) -> bool {

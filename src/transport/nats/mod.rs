@@ -193,21 +193,18 @@ impl Transport for NatsTransport {
     }
 
     async fn send(&self, to: &Peer, frame: Frame) -> Result<(), SendError> {
-        let Some(end) = self.end() else { return Err(SendError::NoLink(frame)) };
-        end.rooms.send(to, frame, |to, frame| self.try_send(to, frame)).await
+        let end = self.0.running.lock().end.clone();
+        let Some(end) = end else { return Err(SendError::NoLink(frame)) };
+        // of this life only: the bells of the next one are others
+        end.rooms.send(to, frame, |to, frame| end.try_send(to, frame)).await
     }
 
     fn try_send(&self, to: &Peer, frame: Frame) -> Result<(), SendError> {
         let end = self.0.running.lock().end.clone();
-        let Some(end) = end.filter(|end| !end.is_gone() || end.has_crashed()) else {
-            return Err(SendError::NoLink(frame));
-        };
-        if end.has_crashed() {
-            return Ok(());
+        match end {
+            Some(end) => end.try_send(to, frame),
+            None => Err(SendError::NoLink(frame)),
         }
-        end.links.lock().try_send(to, frame, end.now())?;
-        end.signals.wake.notify_one();
-        Ok(())
     }
 
     async fn shutdown(&self) {
