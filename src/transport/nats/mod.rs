@@ -134,11 +134,6 @@ impl NatsTransport {
     fn new(settings: Settings) -> Self {
         Self(Arc::new(Inner { settings, running: Mutex::default(), last_incarnation: AtomicU64::new(0) }))
     }
-
-    /// The life that runs.
-    fn end(&self) -> Option<Arc<End>> {
-        self.0.running.lock().end.as_ref().filter(|end| !end.is_gone()).cloned()
-    }
 }
 
 /// Gives up a start that does not get to its end.
