@@ -52,8 +52,10 @@ pub(crate) struct Transfer {
     /// How many chunks are to be considered sent, and how many the router has applied.
     sent: usize,
     acknowledged: usize,
-    /// Whether the last chunk is among those sent.
-    finished: bool,
+    /// Which chunk is the last one, once it has been cut. A chunk that was sent as one before the last stays that
+    /// when it is sent again, even if nothing follows it by now: its first copy may have been applied, and then the
+    /// receiver takes no second one.
+    last: Option<usize>,
     progress: Time,
     /// Whether the peer had not acknowledged the data before this.
     pub(crate) was_owed: bool,
@@ -79,7 +81,7 @@ impl Transfer {
             ends: Vec::new(),
             sent: 0,
             acknowledged: 0,
-            finished: false,
+            last: None,
             progress: now,
             was_owed,
         }
@@ -91,7 +93,12 @@ impl Transfer {
 
     pub(crate) fn can_send(&self, limit: usize) -> bool {
         let waiting = self.groups.len() - self.end_of(self.sent);
-        !self.finished && self.sent < self.acknowledged + WINDOW && (self.complete || waiting >= limit)
+        !self.is_finished() && self.sent < self.acknowledged + WINDOW && (self.complete || waiting >= limit)
+    }
+
+    /// Whether the last chunk is among those sent.
+    fn is_finished(&self) -> bool {
+        self.last.is_some_and(|last| self.sent > last)
     }
 
     /// The next chunk: at most `limit` groups and about `bytes` bytes.
@@ -105,15 +112,18 @@ impl Transfer {
             None => {
                 let end = chunk_end(&self.groups, start, limit, bytes);
                 self.ends.push(end);
+                if self.complete && end == self.groups.len() {
+                    self.last = Some(self.sent);
+                }
                 end
             }
         };
+        let last = self.last == Some(self.sent);
         let index = u32::try_from(self.sent).unwrap_or(u32::MAX);
         self.sent += 1;
         self.progress = now;
         let groups = self.groups.get(start..end).unwrap_or_default().to_vec();
-        self.finished = self.complete && end == self.groups.len();
-        Some(Chunk { index, groups, last: self.finished })
+        Some(Chunk { index, groups, last })
     }
 
     pub(crate) fn acknowledge(&mut self, chunks: u32, now: Time) {
@@ -132,7 +142,6 @@ impl Transfer {
             && now > self.progress;
         if stuck {
             self.sent = self.acknowledged;
-            self.finished = false;
             self.progress = now;
         }
         stuck
@@ -285,6 +294,21 @@ mod tests {
         assert!(!transfer.retry(Time::from_secs(4), Time::from_secs(5)));
         assert!(transfer.retry(Time::from_secs(5), Time::from_secs(5)));
         assert_eq!(send(&mut transfer), first[2..]);
+    }
+
+    // caught by: the last chunk worked out anew at each sending (the receiver, which has the first copy, would wait
+    // for a last one for ever)
+    #[test]
+    fn a_chunk_that_was_not_the_last_one_is_not_the_last_one_when_it_is_sent_again() {
+        let mut transfer = Transfer::new(1, DataKind::Snapshot, false, Time::ZERO);
+        transfer.groups = groups(10);
+        assert!(transfer.next_chunk(10, 1 << 20, Time::ZERO).is_some_and(|c| c.index == 0 && !c.last));
+        transfer.complete = true;
+        assert!(transfer.retry(Time::from_secs(5), Time::from_secs(5)));
+        assert!(transfer.next_chunk(10, 1 << 20, Time::ZERO).is_some_and(|c| c.index == 0 && !c.last));
+        transfer.acknowledge(1, Time::ZERO);
+        assert!(transfer.next_chunk(10, 1 << 20, Time::ZERO).is_some_and(|c| c.index == 1 && c.last));
+        assert!(transfer.next_chunk(10, 1 << 20, Time::ZERO).is_none());
     }
 
     #[test]
