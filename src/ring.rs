@@ -12,6 +12,7 @@
 
 use std::fmt;
 use std::hash::{BuildHasher, Hash, Hasher};
+use std::sync::Arc;
 
 use hashring::HashRing;
 use serde::{Deserialize, Serialize};
@@ -47,7 +48,7 @@ impl Default for RingConfig {
     }
 }
 
-/// A consistent-hash ring of nodes.
+/// A consistent-hash ring of nodes. Cloning is cheap.
 ///
 /// ```
 /// use muster_router::{NodeId, Ring, RingConfig};
@@ -60,14 +61,14 @@ impl Default for RingConfig {
 #[derive(Clone)]
 pub struct Ring {
     config: RingConfig,
-    nodes: Box<[NodeId]>,
+    nodes: Arc<[NodeId]>,
     /// The distinct tokens, each with the node that has it.
-    tokens: HashRing<Token, PrecomputedState>,
+    tokens: Arc<HashRing<Token, PrecomputedState>>,
     /// The node of every token, in the order of (token, node): what [`Ring::owners`] walks. Here equal
     /// tokens are all kept, so each node is met at least once on the way round.
-    order: Box<[u32]>,
+    order: Arc<[u32]>,
     /// Per node, which part of the hash space it owns.
-    shares: Box<[f64]>,
+    shares: Arc<[f64]>,
 }
 
 /// Slim on purpose: with the name inside, a lookup takes twice as long.
@@ -173,7 +174,7 @@ impl Ring {
         let mut tokens = HashRing::with_hasher(PrecomputedState);
         tokens.batch_add(distinct);
         let order = placed.into_iter().map(|(_, node)| node).collect();
-        Self { config, nodes: nodes.into(), tokens, order, shares }
+        Self { config, nodes: nodes.into(), tokens: Arc::new(tokens), order, shares }
     }
 
     /// The node responsible for `key`; `None` if the ring has no node. Every other placement of this ring
@@ -250,7 +251,7 @@ fn distinct_tokens(placed: &[(u64, u32)]) -> Vec<Token> {
 }
 
 /// A token owns what lies between its predecessor (without) and itself (with).
-fn shares(distinct: &[Token], nodes: usize) -> Box<[f64]> {
+fn shares(distinct: &[Token], nodes: usize) -> Arc<[f64]> {
     const SPACE: u128 = 1 << 64;
     let mut owned = vec![0u128; nodes];
     let mut before = distinct.last().map_or(0, |last| last.at);

@@ -123,6 +123,13 @@ impl View {
         Self(latest.into_values().collect())
     }
 
+    /// The view of these peers, which are sorted by node and of which no two have the same.
+    pub(crate) fn of_sorted(members: impl ExactSizeIterator<Item = (Peer, Standing)>) -> Self {
+        let view = Self(members.collect());
+        debug_assert!(view.0.is_sorted_by(|a, b| a.0.node < b.0.node));
+        view
+    }
+
     /// The view of a node that knows no other.
     pub fn alone(peer: Peer) -> Self {
         Self(Arc::new([(peer, Standing::Active)]))

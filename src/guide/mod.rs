@@ -2,6 +2,7 @@
 //!
 //! * [`protocol`]: how a broadcast reaches every member while the cluster changes, what is promised, and which
 //!   test watches over each promise.
+//! * [`growth`]: what a cluster costs as it grows, in messages, bytes and time.
 //! * [`own_transport`]: bring the network that you have.
 //! * [`regions`]: several clusters, one audience.
 //! * [`discovery`]: how the nodes of a TCP mesh find each other, and what to choose.
@@ -21,6 +22,10 @@ pub mod discovery {
 
 pub mod protocol {
     #![doc = include_str!("protocol.md")]
+}
+
+pub mod growth {
+    #![doc = include_str!("growth.md")]
 }
 
 pub mod own_transport {

@@ -175,6 +175,8 @@ pub(crate) struct PeerRecord {
     pub(crate) slot: u32,
     pub(crate) suspect: bool,
     pub(crate) draining: bool,
+    /// Whether it is in our committed view.
+    pub(crate) member: bool,
     // what it says
     pub(crate) agreement: Agreement,
     pub(crate) applied: u64,
@@ -190,20 +192,21 @@ pub(crate) struct PeerRecord {
     pub(crate) told_draining: bool,
     pub(crate) beat: Option<Digest>,
     pub(crate) data_ack: Option<(u64, u32, bool)>,
-    pub(crate) transfer: Option<Transfer>,
-    pub(crate) repair: Option<Transfer>,
+    pub(crate) transfer: Option<Box<Transfer>>,
+    pub(crate) repair: Option<Box<Transfer>>,
     pub(crate) repair_request: Option<Vec<u8>>,
     pub(crate) members_due: bool,
     pub(crate) superseded_by: Option<Peer>,
 }
 
 impl PeerRecord {
-    pub(crate) fn new(peer: Peer, slot: u32) -> Self {
+    pub(crate) fn new(peer: Peer, slot: u32, member: bool) -> Self {
         Self {
             peer,
             slot,
             suspect: false,
             draining: false,
+            member,
             agreement: Agreement::Unknown,
             applied: 0,
             incoming: None,

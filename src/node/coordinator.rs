@@ -14,6 +14,7 @@
 //! effects: [`Coordinator::poll_transmit`] works out what a peer must hear next.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::ring::{Ring, RingConfig};
@@ -34,7 +35,6 @@ use super::{Settings, Time};
 /// A change of the view that is being prepared.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Round {
-    target: View,
     awaiting: BTreeSet<Peer>,
     version: u64,
     retry_at: Time,
@@ -63,12 +63,19 @@ pub(super) struct Coordinator {
     rpc_timeout: Time,
     chunk_groups: usize,
     chunk_bytes: usize,
+    beat_peers: usize,
+    /// The last peer that has had its turn in the heartbeats; `None` as long as all fit into one.
+    beat_last: Option<NodeId>,
     settled: bool,
     draining: bool,
     superseded: bool,
     pub(super) peers: BTreeMap<NodeId, PeerRecord>,
     view: View,
     hash: ViewHash,
+    /// How many members of the view agree with it: counted, not looked for, because every message asks.
+    agreeing: usize,
+    /// Whether who is connected, or suspect, has changed since it was published.
+    connections_stale: bool,
     /// Members of the view whose link broke since the commit: what was on its way to them is gone.
     lost: BTreeSet<Peer>,
     round: Option<Round>,
@@ -104,12 +111,16 @@ impl Coordinator {
             rpc_timeout: settings.rpc_timeout,
             chunk_groups: settings.chunk_groups,
             chunk_bytes: settings.chunk_bytes,
+            beat_peers: settings.beat_peers.max(1),
+            beat_last: None,
             settled: false,
             draining: false,
             superseded: false,
             peers: BTreeMap::new(),
             view,
             hash,
+            agreeing: 0,
+            connections_stale: false,
             lost: BTreeSet::new(),
             round: None,
             gather: None,
@@ -144,11 +155,12 @@ impl Coordinator {
         self.is_quiet()
             && !self.superseded
             && (self.settled || self.view.len() > 1)
-            && self.view.peers().all(|peer| *peer == self.me || self.agrees(peer))
+            && self.agreeing + 1 == self.view.len()
     }
 
-    fn agrees(&self, peer: &Peer) -> bool {
-        self.peers.get(&peer.node).is_some_and(|r| r.peer == *peer && r.agreement.is_with(self.hash))
+    /// Whether this peer is a member of our view and agrees with it.
+    fn agrees(&self, record: &PeerRecord) -> bool {
+        record.member && record.agreement.is_with(self.hash)
     }
 
     fn status(&self) -> Status {
@@ -187,12 +199,24 @@ impl Coordinator {
                 return Err(format!("round {} waits for nobody and is not committed", round.version));
             }
         }
+        let agreeing = self.peers.values().filter(|record| self.agrees(record)).count();
+        if agreeing != self.agreeing {
+            return Err(format!("{agreeing} members agree, {} are counted", self.agreeing));
+        }
+        if let Some(record) = self.peers.values().find(|r| r.member != self.view.contains(&r.peer)) {
+            return Err(format!(
+                "{} is taken for a member, or not, and the view says otherwise",
+                record.peer
+            ));
+        }
+        if self.connections_stale {
+            return Err("who is connected has changed and is not published".into());
+        }
         if self.published.status != self.status() || self.published.hash != self.hash {
             return Err(format!("published {} but are {}", self.published.status, self.status()));
         }
         // a lost member is owed a snapshot by the commit to come
-        let settled =
-            |r: &PeerRecord| self.view.contains(&r.peer) && !self.lost.contains(&r.peer) && !r.is_owed();
+        let settled = |r: &PeerRecord| r.member && !self.lost.contains(&r.peer) && !r.is_owed();
         if self.gather.is_some() && self.peers.values().any(settled) {
             return Err("a gather is under way, but a member is owed nothing".into());
         }
@@ -204,7 +228,10 @@ impl Coordinator {
 impl Coordinator {
     /// Takes a new connection. The caller has seen to it that no other life of the node is connected.
     pub(super) fn handle_peer_up(&mut self, peer: &Peer, slot: u32, step: &mut Step<'_>) {
-        self.peers.insert(peer.node.clone(), PeerRecord::new(peer.clone(), slot));
+        let record = PeerRecord::new(peer.clone(), slot, self.view.contains(peer));
+        let earlier = self.peers.insert(peer.node.clone(), record);
+        self.connections_stale = true;
+        self.agreeing -= usize::from(earlier.is_some_and(|record| self.agrees(&record)));
         step.effects.event(NodeEvent::PeerUp(peer.clone()));
         self.retarget(step);
     }
@@ -213,7 +240,9 @@ impl Coordinator {
         if self.record(peer).is_none() {
             return;
         }
-        self.peers.remove(&peer.node);
+        let record = self.peers.remove(&peer.node);
+        self.connections_stale = true;
+        self.agreeing -= usize::from(record.is_some_and(|record| self.agrees(&record)));
         if self.view.contains(peer) && !self.rules.breaks(Mutation::ForgetLost) {
             self.lost.insert(peer.clone());
         }
@@ -231,6 +260,7 @@ impl Coordinator {
             true => NodeEvent::PeerSuspect(peer.clone()),
             false => NodeEvent::PeerResumed(peer.clone()),
         });
+        self.connections_stale = true;
         self.republish(step);
     }
 
@@ -258,10 +288,10 @@ impl Coordinator {
 
     pub(super) fn handle_leaving(&mut self, from: &Peer, round: u64, step: &mut Step<'_>) {
         let careless = self.rules.breaks(Mutation::AckWithoutMark);
-        let Some(record) = self.record(from) else { return };
         if !careless {
-            record.agreement.update(Agreement::InTransition { since: round });
+            self.note_agreement(from, Agreement::InTransition { since: round });
         }
+        let Some(record) = self.record(from) else { return };
         record.leaving_ack = Some(record.leaving_ack.map_or(round, |earlier| earlier.max(round)));
         // published before the acknowledgement can be fetched: nobody reads `Ready` after it is sent
         self.republish(step);
@@ -287,9 +317,18 @@ impl Coordinator {
         version: u64,
         step: &mut Step<'_>,
     ) {
-        let Some(record) = self.record(from) else { return };
-        record.agreement.update(Agreement::With { hash, version });
+        self.note_agreement(from, Agreement::With { hash, version });
         self.republish(step);
+    }
+
+    /// Takes what a peer says about its view, if it is newer than what it has said before.
+    fn note_agreement(&mut self, from: &Peer, newer: Agreement) {
+        let hash = self.hash;
+        let Some(record) = self.record(from) else { return };
+        let before = record.member && record.agreement.is_with(hash);
+        record.agreement.update(newer);
+        let after = record.member && record.agreement.is_with(hash);
+        self.agreeing = self.agreeing + usize::from(after) - usize::from(before);
     }
 
     pub(super) fn handle_data_ack(
@@ -369,20 +408,21 @@ impl Coordinator {
 
 // The way of a change.
 impl Coordinator {
-    fn target(&self) -> View {
+    /// Who is connected, and this node: the view that is to be, in the order of nodes.
+    fn target(&self) -> impl Iterator<Item = (&Peer, Standing)> {
         let standing = |draining| if draining { Standing::Draining } else { Standing::Active };
-        View::new(
-            self.peers
-                .values()
-                .map(|record| (record.peer.clone(), standing(record.draining)))
-                .chain([(self.me.clone(), standing(self.draining))]),
+        let member = move |record: &'_ PeerRecord| standing(record.draining);
+        let (me, above) = (&self.me, (Bound::Excluded(&self.me.node), Bound::Unbounded));
+        let below = self.peers.range::<NodeId, _>(..&self.me.node).map(|(_, record)| record);
+        below.map(move |record| (&record.peer, member(record))).chain([(me, standing(self.draining))]).chain(
+            self.peers.range::<NodeId, _>(above).map(move |(_, record)| (&record.peer, member(record))),
         )
     }
 
     /// What is connected has changed: prepare the view that follows from it, or go back to ours.
     fn retarget(&mut self, step: &mut Step<'_>) {
-        let target = self.target();
-        if target == self.view && self.lost.is_empty() {
+        let back = self.view.len() == self.peers.len() + 1 && self.target().eq(self.view.iter());
+        if back && self.lost.is_empty() {
             if self.round.take().is_some() && !self.rules.breaks(Mutation::QuietCancel) {
                 // above the round's version, or the members that acknowledged it would take it for old
                 self.announced = step.versions.next();
@@ -390,7 +430,9 @@ impl Coordinator {
             }
             return self.republish(step);
         }
-        let grows = target.peers().any(|peer| !self.view.contains(peer));
+        let skips =
+            self.rules.breaks(Mutation::NoPrepareGrow) || self.rules.breaks(Mutation::NoPrepareShrink);
+        let grows = skips && self.target().any(|(peer, _)| !self.view.contains(peer));
         let skipped = if grows { Mutation::NoPrepareGrow } else { Mutation::NoPrepareShrink };
         let awaiting: BTreeSet<Peer> = self
             .view
@@ -402,7 +444,7 @@ impl Coordinator {
         awaiting.iter().for_each(|peer| step.effects.transmit(peer));
         let retry_at = step.now.saturating_add(self.rpc_timeout);
         let ready = awaiting.is_empty();
-        self.round = Some(Round { target, awaiting, version: step.versions.next(), retry_at });
+        self.round = Some(Round { awaiting, version: step.versions.next(), retry_at });
         self.republish(step);
         if ready {
             self.commit(step);
@@ -411,9 +453,12 @@ impl Coordinator {
 
     /// Everyone who counted on the old view knows that we leave it: take the new one.
     fn commit(&mut self, step: &mut Step<'_>) {
-        let Some(round) = self.round.take() else { return };
+        if self.round.take().is_none() {
+            return;
+        }
         let old = Arc::new(self.published.clone());
-        let old_view = std::mem::replace(&mut self.view, round.target);
+        let members: Vec<_> = self.target().map(|(peer, standing)| (peer.clone(), standing)).collect();
+        self.view = View::of_sorted(members.into_iter());
         self.hash = hash_of(&self.view, &self.ring, self.rules);
         // taken before any shard is locked: whatever a shard says from its gather on is newer
         let version = step.versions.next();
@@ -433,12 +478,14 @@ impl Coordinator {
         let cut = self.gather.is_some();
         for record in self.peers.values_mut() {
             let was_owed = record.is_owed() && !(cut && self.rules.breaks(Mutation::GatherCut));
-            let full = !old_view.contains(&record.peer) || lost.contains(&record.peer) || was_owed;
+            let full =
+                !std::mem::replace(&mut record.member, true) || lost.contains(&record.peer) || was_owed;
             let full = full && !self.rules.breaks(Mutation::DeltaAlways);
             let kind = if full { DataKind::Snapshot } else { DataKind::Delta };
-            record.transfer = Some(Transfer::new(version, kind, was_owed, step.now));
+            record.transfer = Some(Box::new(Transfer::new(version, kind, was_owed, step.now)));
             record.repair = None;
         }
+        self.agreeing = self.peers.values().filter(|record| self.agrees(record)).count();
         self.published.status = Status::Rebalancing;
         self.publish_connections();
         let full = self.published.ring.nodes().iter().map(|node| self.is_full(node)).collect();
@@ -496,14 +543,14 @@ impl Coordinator {
     }
 
     fn publish_connections(&mut self) -> bool {
+        if !std::mem::take(&mut self.connections_stale) {
+            return false;
+        }
         let now: Vec<Connected> = self
             .peers
             .values()
             .map(|r| Connected { slot: r.slot, peer: r.peer.clone(), suspect: r.suspect })
             .collect();
-        if *now == *self.published.connected {
-            return false;
-        }
         let mut slots: Vec<(u32, u32)> = now.iter().zip(0u32..).map(|(c, place)| (c.slot, place)).collect();
         slots.sort_unstable();
         self.published.connected = now.into();
@@ -521,12 +568,32 @@ impl Coordinator {
         seen: &BTreeMap<u32, Digest>,
         step: &mut Step<'_>,
     ) {
+        let turn = self.beat_turn();
         for record in self.peers.values_mut() {
             record.seen_digests.swap(0, 1);
             record.seen_digests[1] = Some(seen.get(&record.slot).cloned().unwrap_or_default());
-            record.beat = Some(held.get(&record.peer.node).cloned().unwrap_or_default());
-            step.effects.transmit(&record.peer);
+            if turn.as_ref().is_none_or(|turn| turn.contains(&record.peer.node)) {
+                record.beat = Some(held.get(&record.peer.node).cloned().unwrap_or_default());
+                step.effects.transmit(&record.peer);
+            }
         }
+    }
+
+    /// Whose turn it is in this heartbeat; `None`: everybody's. All to all would be the square of the cluster,
+    /// every time. Where nothing is amiss a heartbeat is only the net under the events, so it may take turns;
+    /// where something is (this node is not `Ready`) everybody gets it.
+    fn beat_turn(&mut self) -> Option<BTreeSet<NodeId>> {
+        if self.peers.len() <= self.beat_peers || !self.is_ready() {
+            return None;
+        }
+        let after = match self.beat_last.take() {
+            Some(last) => (Bound::Excluded(last), Bound::Unbounded),
+            None => (Bound::Unbounded, Bound::Unbounded),
+        };
+        let next = self.peers.range(after).map(|(node, _)| node).chain(self.peers.keys());
+        let turn: Vec<NodeId> = next.take(self.beat_peers).cloned().collect();
+        self.beat_last = turn.last().cloned();
+        Some(turn.into_iter().collect())
     }
 
     pub(super) fn handle_heartbeat(
@@ -538,8 +605,8 @@ impl Coordinator {
         step: &mut Step<'_>,
     ) {
         let (quiet, ours) = (self.is_quiet(), self.hash);
+        self.note_agreement(from, Agreement::With { hash, version });
         let Some(record) = self.record(from) else { return };
-        record.agreement.update(Agreement::With { hash, version });
         let agreed = quiet && record.agreement.is_with(ours);
         if quiet && hash != ours {
             record.disagreements = record.disagreements.saturating_add(1);
@@ -579,7 +646,6 @@ impl Coordinator {
     fn poll_control(&mut self, to: &Peer) -> Option<Message> {
         let leaving = self.round.as_ref().filter(|r| r.awaiting.contains(to)).map(|r| r.version);
         let (quiet, announced, hash, draining) = (self.is_quiet(), self.announced, self.hash, self.draining);
-        let member = self.view.contains(to);
         let careless = self.rules.breaks(Mutation::AnnounceOwed);
         let view = &self.view;
         let record = self.peers.get_mut(&to.node).filter(|record| record.peer == *to)?;
@@ -599,7 +665,7 @@ impl Coordinator {
         if let Some((round, chunks, complete)) = record.data_ack.take() {
             return Some(Message::DataAck { round, chunks, complete });
         }
-        let may_announce = quiet && member && (careless || !record.is_owed());
+        let may_announce = quiet && record.member && (careless || !record.is_owed());
         if may_announce && record.announced != announced {
             record.announced = announced;
             return Some(Message::Announce { version: announced, hash });

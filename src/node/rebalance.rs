@@ -306,7 +306,7 @@ impl<M: Clone> Node<M> {
             let mut transfer = Transfer::new(repair.version, kind, false, now);
             transfer.groups = std::mem::take(&mut repair.groups);
             transfer.complete = true;
-            record.repair = Some(transfer);
+            record.repair = Some(Box::new(transfer));
             step.effects.transmit(&repair.to);
         });
         false

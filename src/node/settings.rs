@@ -38,6 +38,8 @@ pub struct Settings {
     pub chunk_groups: usize,
     /// Bytes of group names in one chunk of a transfer, about.
     pub chunk_bytes: usize,
+    /// How many peers a node that is `Ready` gives a heartbeat at a time; with more peers they take turns.
+    pub beat_peers: usize,
     /// Seeds the hash maps: drawn at random by the driver, fixed in a simulation.
     pub hash_seed: u64,
     /// Which rules are in force; all of them outside the checkers.
@@ -62,6 +64,7 @@ impl From<&Config> for Settings {
             work_step: 1000,
             chunk_groups: 1000,
             chunk_bytes: 128 * 1024,
+            beat_peers: 64,
             hash_seed: 0,
             rules: Rules::all(),
         }

@@ -35,7 +35,8 @@ pub(super) fn converge(cluster: &mut Cluster, seed: u64) -> Result<Time, Violati
 
     // cooldowns, retractions, tombstones, sweeps and two digests
     let settings = cluster.settings();
-    let slack = 4 * beat + 2 * settings.tick();
+    let turns = cluster.len().saturating_sub(1).div_ceil(settings.beat_peers).max(1) as u32;
+    let slack = (2 + 2 * turns) * beat + 2 * settings.tick();
     let tables = settings.vacancy_cooldown + settings.flush_interval + settings.rpc_timeout + slack;
     let joins = settings.join_timeout + slack;
     let graves = settings.tombstone_ttl + 2 * settings.sweep_interval + slack;
