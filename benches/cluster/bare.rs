@@ -110,9 +110,10 @@ async fn frames(socket: &mut TcpStream, mut each: impl FnMut(Bytes)) -> std::io:
 }
 
 async fn sink(mut socket: TcpStream) -> std::io::Result<()> {
-    let mut count = 0;
+    let (mut count, before) = (0, busy());
     frames(&mut socket, |_| count += 1).await?;
-    socket.write_u64_le(count).await
+    socket.write_u64_le(count).await?;
+    socket.write_u64_le(busy() - before).await
 }
 
 async fn fan(mut socket: TcpStream) -> std::io::Result<()> {
@@ -132,7 +133,8 @@ async fn fan(mut socket: TcpStream) -> std::io::Result<()> {
     frames(&mut socket, |frame| senders.iter().for_each(|sender| drop(sender.send(frame.clone())))).await?;
     drop(senders);
     while readers.join_next().await.is_some() {}
-    socket.write_u64_le(counted.load(Ordering::SeqCst)).await
+    socket.write_u64_le(counted.load(Ordering::SeqCst)).await?;
+    socket.write_u64_le(0).await
 }
 
 /// The conductor's end.
@@ -160,14 +162,14 @@ impl Bare {
         self.many.block_on(ping_pongs(socket, callers, request.max(8), answer.max(1), time))
     }
 
-    /// Frames a second of one sender that fills whole buffers.
-    pub(crate) fn frames(&self, size: usize, time: Duration) -> f64 {
+    /// Frames a second of one sender that fills whole buffers, and the processor time of a frame at both ends.
+    pub(crate) fn frames(&self, size: usize, time: Duration) -> (f64, f64) {
         self.one.block_on(async { send_frames(connect(&self.echo, b's').await, size, time).await })
     }
 
     /// Deliveries a second of one sender whose frames go to 100 channels each.
     pub(crate) fn fan_out(&self, size: usize, time: Duration) -> f64 {
-        self.one.block_on(async { send_frames(connect(&self.fan, b'f').await, size, time).await })
+        self.one.block_on(async { send_frames(connect(&self.fan, b'f').await, size, time).await }).0
     }
 
     /// How long so many bytes take, until the other end says that it has them.
@@ -242,7 +244,8 @@ fn request(length: usize, answer: usize) -> Vec<u8> {
     request
 }
 
-async fn send_frames(mut socket: TcpStream, size: usize, time: Duration) -> f64 {
+async fn send_frames(mut socket: TcpStream, size: usize, time: Duration) -> (f64, f64) {
+    let before = busy();
     let payload = Bytes::from(vec![b'.'; size]);
     let mut buffer = BytesMut::with_capacity(CHUNK + size + 4);
     let began = Instant::now();
@@ -255,8 +258,10 @@ async fn send_frames(mut socket: TcpStream, size: usize, time: Duration) -> f64 
         buffer.clear();
     }
     socket.shutdown().await.unwrap();
-    let count = socket.read_u64_le().await.unwrap();
-    count as f64 / began.elapsed().as_secs_f64()
+    let count = socket.read_u64_le().await.unwrap() as f64;
+    let took = began.elapsed().as_secs_f64();
+    let spent = socket.read_u64_le().await.unwrap() + busy() - before;
+    (count / took, seconds(spent) / count)
 }
 
 #[derive(Default)]

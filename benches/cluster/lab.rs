@@ -94,6 +94,13 @@ impl Lab {
         }
     }
 
+    /// The processor time of all nodes until now.
+    pub(crate) fn busy(&mut self) -> Nanos {
+        let names = self.names();
+        let busy = |answer| if let Answer::Stats { busy, .. } = answer { busy } else { panic!("{answer:?}") };
+        self.ask_all(&names, &Act::Stats).into_iter().map(busy).sum()
+    }
+
     pub(crate) fn noted(&mut self, name: &str, all: bool) -> Noted {
         match self.ask(name, Act::Noted { all }) {
             Answer::Noted(noted) => noted,

@@ -151,8 +151,7 @@ impl Node {
             }
             Act::Stats => {
                 let stats = life.transport.stats();
-                let resident_kib = resident();
-                Ok(Answer::Stats { bytes_in: stats.bytes_in, bytes_out: stats.bytes_out, resident_kib })
+                Ok(Answer::Stats { bytes_in: stats.bytes_in, bytes_out: stats.bytes_out, busy: busy() })
             }
             Act::Drain => {
                 let began = now();
@@ -390,11 +389,4 @@ async fn probe(life: Life, prefix: String, stop: Arc<AtomicBool>) -> Probed {
         all.slowest_cast = all.slowest_cast.max(one.slowest_cast);
     }
     all
-}
-
-/// Memory in use, in KiB.
-fn resident() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
-    line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok()).unwrap_or(0)
 }

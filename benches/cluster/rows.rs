@@ -10,7 +10,6 @@ use crate::support::report::{Report, Row, Target, Unit};
 use crate::support::{Round, median, wanted};
 
 const SIZE: usize = 100;
-/// Of a frame: its header on a bare connection is short, ours says who, what and where to.
 const NODES: [&str; 3] = ["a", "b", "c"];
 
 fn rounds() -> usize {
@@ -32,25 +31,28 @@ pub(crate) fn joins(report: &mut Report, bare: &Bare) {
     const CALLERS: usize = 64;
     let mut lab = Lab::of(&["a", "b"]);
     let count = many(40_000, 500);
-    let mut rounds_done = Vec::new();
+    let (mut done, mut spent) = (Vec::new(), Vec::new());
     for round in 0..rounds() {
         let groups = Groups { prefix: format!("join{round}:"), count, router: Some("b".into()) };
-        let before = lab.bytes("a");
+        let (before, busy) = (lab.bytes("a"), lab.busy());
         let act = Act::Join { groups, members: 1, callers: CALLERS, kind: Kind::Counts };
         let (joined, nanos) = took(&lab.ask("a", act));
-        let after = lab.bytes("a");
+        let (after, busy) = (lab.bytes("a"), lab.busy() - busy);
         let each = |after: u64, before: u64| ((after - before) / joined) as usize;
         let (answer, request) = (each(after.0, before.0), each(after.1, before.1));
         let floor = bare.ping_pongs(CALLERS, request, answer, Duration::from_nanos(nanos));
-        rounds_done.push(Round { ours: joined as f64 / seconds(nanos), floor });
+        done.push(Round { ours: joined as f64 / seconds(nanos), floor });
+        spent.push(seconds(busy) / joined as f64);
     }
     report.row(Row::paired(
         "first joins, remote router, TCP, 64 callers",
         Unit::PerSecond,
-        &rounds_done,
+        &done,
         "ping-pong of as many bytes by as many callers",
         Target::AtLeast(150e3),
     ));
+    let what = "first joins: processor time of both processes";
+    report.row(Row::alone(what, Unit::Seconds, median(spent), "none", Target::Shown));
 }
 
 /// Broadcasts that are acknowledged, from all nodes at once, as many as they take.
@@ -87,13 +89,18 @@ pub(crate) fn broadcasts(report: &mut Report, bare: &Bare) {
     ] {
         let groups = Groups { prefix: prefix.into(), count, router: None };
         lab.join(&NODES, &groups, 1, Kind::Counts);
-        let mut done = Vec::new();
+        let (mut done, mut spent) = (Vec::new(), Vec::new());
         for _ in 0..rounds() {
+            let before = lab.busy();
             let (sent, nanos, _) = saturate(&mut lab, &groups, 1, 512, many(700, 50) as u64);
-            let floor = bare.frames(SIZE, Duration::from_millis(many(300, 20) as u64));
+            let busy = seconds(lab.busy() - before) / sent as f64;
+            let (floor, busy_floor) = bare.frames(SIZE, Duration::from_millis(many(300, 20) as u64));
             done.push(Round { ours: sent as f64 / seconds(nanos), floor });
+            spent.push(Round { ours: busy, floor: busy_floor });
         }
         report.row(Row::paired(what, Unit::PerSecond, &done, against, Target::AtLeast(450e3)));
+        let what = format!("{what}: processor time of all processes");
+        report.row(Row::paired(&what, Unit::Seconds, &spent, "that of a bare frame", Target::Shown));
     }
 }
 

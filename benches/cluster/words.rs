@@ -12,6 +12,11 @@ pub(crate) fn now() -> Nanos {
     u64::try_from(since.as_nanos()).expect("before the year 2554")
 }
 
+/// The processor time of this process.
+pub(crate) fn busy() -> Nanos {
+    u64::try_from(cpu_time::ProcessTime::now().as_duration().as_nanos()).expect("not 500 years")
+}
+
 pub(crate) fn seconds(nanos: Nanos) -> f64 {
     nanos as f64 / 1e9
 }
@@ -107,7 +112,7 @@ pub(crate) enum Answer {
     Noted(Noted),
     Probed(Probed),
     Replayed(Replayed),
-    Stats { bytes_in: u64, bytes_out: u64, resident_kib: u64 },
+    Stats { bytes_in: u64, bytes_out: u64, busy: Nanos },
     Listening { echo: String, fan: String },
 }
 

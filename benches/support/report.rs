@@ -88,7 +88,7 @@ impl Row {
     fn cells(&self) -> [String; 7] {
         let none = || "-".to_owned();
         let ratio = |ratio: f64| match self.unit {
-            Unit::PerSecond => format!("{:.0} %", ratio * 100.0),
+            Unit::PerSecond => format!("{} %", digits(ratio * 100.0)),
             Unit::Seconds | Unit::Bytes | Unit::Count => format!("{} x", digits(ratio)),
         };
         let target = match self.target {
