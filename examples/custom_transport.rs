@@ -111,6 +111,9 @@ impl Transport for WebSockets {
         self.endpoint.try_send(to, frame)
     }
 
+    fn max_frame(&self) -> usize {
+        self.endpoint.max_frame()
+    }
     async fn shutdown(&self) {
         self.endpoint.shutdown().await;
     }

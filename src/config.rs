@@ -85,15 +85,11 @@ pub struct Config {
     /// The largest payload of a broadcast in bytes, 1 to 1 GiB (default 1 MiB). **The same on every node.**
     /// A payload is held in memory until each of its nodes has acknowledged it.
     pub max_payload_len: usize,
-    /// How many frames may wait for one peer, 1 to 1,048,576 (default 8192). When they are so many, a
-    /// broadcast waits and a `try_broadcast` says `Busy`. Choose the frames of your longest burst.
-    pub outbound_queue_frames: usize,
-    /// How many bytes may wait for one peer, from `max_payload_len` to 4 GiB - 1 (default 64 MiB). Times
-    /// the number of peers it bounds the memory that slow peers can take.
-    pub outbound_queue_bytes: usize,
-    /// How many payload bytes may have been sent to one peer without its acknowledgement, from
-    /// `max_payload_len` to 4 GiB - 1 (default 64 MiB). They are kept, to be sent again after a reconnect.
-    /// Choose bandwidth times the reconnect grace.
+    /// How many bytes of names, headers and payloads this node's broadcasts may have that are not yet acknowledged, in
+    /// all, from `max_payload_len` to 4 GiB - 1 (default 64 MiB). They are kept, to be sent again if a node on the way
+    /// is lost; beyond it a broadcast waits and a `try_broadcast` says `Busy`. Choose bandwidth times the reconnect
+    /// grace. What waits for one peer is bounded by its transport
+    /// ([`LinkConfig`](crate::transport::LinkConfig)).
     pub max_unacknowledged: usize,
     /// How far this node's broadcasts may run ahead of its oldest open one, twice over: 2 to 67,108,864
     /// (default 1,048,576). A broadcast beyond half of it waits for room. Receivers tell as many apart as
@@ -118,8 +114,6 @@ impl Default for Config {
             sweep_interval: Duration::from_secs(25),
             max_group_len: 1024,
             max_payload_len: 1 << 20,
-            outbound_queue_frames: 8192,
-            outbound_queue_bytes: 64 << 20,
             max_unacknowledged: 64 << 20,
             dedupe_window: 1 << 20,
         }
@@ -129,8 +123,7 @@ impl Default for Config {
 const SHARDS: RangeInclusive<usize> = 1..=65_536;
 const GROUP_LEN: RangeInclusive<usize> = 1..=65_535;
 const PAYLOAD_LEN: RangeInclusive<usize> = 1..=1 << 30;
-const QUEUE_FRAMES: RangeInclusive<usize> = 1..=1 << 20;
-const QUEUE_BYTES: RangeInclusive<usize> = 1..=u32::MAX as usize;
+const KEPT_BYTES: RangeInclusive<usize> = 1..=u32::MAX as usize;
 /// The most that one origin may keep open twice over; receivers tell so many apart, whatever they set.
 pub(crate) const MAX_DEDUPE_WINDOW: u64 = 1 << 26;
 const DEDUPE_WINDOW: RangeInclusive<u64> = 2..=MAX_DEDUPE_WINDOW;
@@ -163,8 +156,6 @@ setters! {
     sweep_interval: Duration,
     max_group_len: usize,
     max_payload_len: usize,
-    outbound_queue_frames: usize,
-    outbound_queue_bytes: usize,
     max_unacknowledged: usize,
     dedupe_window: u64,
 }
@@ -187,9 +178,7 @@ impl Config {
         within("sweep_interval", self.sweep_interval, MILLISECOND..=DAY)?;
         within("max_group_len", self.max_group_len, GROUP_LEN)?;
         within("max_payload_len", self.max_payload_len, PAYLOAD_LEN)?;
-        within("outbound_queue_frames", self.outbound_queue_frames, QUEUE_FRAMES)?;
-        within("outbound_queue_bytes", self.outbound_queue_bytes, QUEUE_BYTES)?;
-        within("max_unacknowledged", self.max_unacknowledged, QUEUE_BYTES)?;
+        within("max_unacknowledged", self.max_unacknowledged, KEPT_BYTES)?;
         within("dedupe_window", self.dedupe_window, DEDUPE_WINDOW)?;
         self.validate_pairs()
     }
@@ -207,7 +196,6 @@ impl Config {
         )?;
         let fits = "a payload of the allowed size would never fit";
         let payload = ("max_payload_len", self.max_payload_len);
-        at_most(payload, ("outbound_queue_bytes", self.outbound_queue_bytes), fits)?;
         at_most(payload, ("max_unacknowledged", self.max_unacknowledged), fits)
     }
 
@@ -352,9 +340,7 @@ mod tests {
             sweep_interval: MILLISECOND, MILLISECOND - NANOSECOND, DAY, DAY + NANOSECOND;
             max_group_len: 1, 0, 65_535, 65_536;
             max_payload_len: 1, 0, 1 << 30, (1 << 30) + 1,
-                with outbound_queue_bytes = 1 << 31, max_unacknowledged = 1 << 31;
-            outbound_queue_frames: 1, 0, 1 << 20, (1 << 20) + 1;
-            outbound_queue_bytes: 1, 0, u32::MAX as usize, u32::MAX as usize + 1, with max_payload_len = 1;
+                with max_unacknowledged = 1 << 31;
             max_unacknowledged: 1, 0, u32::MAX as usize, u32::MAX as usize + 1, with max_payload_len = 1;
             dedupe_window: 2, 1, 1 << 26, (1 << 26) + 1;
         }
@@ -402,12 +388,6 @@ mod tests {
             &config().rpc_timeout(seconds(25)),
             "rpc_timeout is 25s",
             "tombstone_ttl is 25s",
-        );
-        pair(
-            config().outbound_queue_bytes(1 << 20),
-            &config().outbound_queue_bytes((1 << 20) - 1),
-            "max_payload_len is 1048576",
-            "outbound_queue_bytes is 1048575",
         );
         pair(
             config().max_unacknowledged(1 << 20),

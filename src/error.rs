@@ -33,6 +33,22 @@ pub enum StartError {
         /// The scope.
         scope: String,
     },
+    /// The transport cannot carry the longest frame that the options allow.
+    #[error(
+        "the scope did not start: its transport takes frames of {max_frame} bytes, and {needed} are needed \
+         (max_payload_len {max_payload_len}, max_group_len {max_group_len}, 64 KiB for all else); \
+         lower these, or raise its max_frame"
+    )]
+    FrameLimit {
+        /// What the transport takes, in bytes.
+        max_frame: usize,
+        /// What the options allow, in bytes.
+        needed: usize,
+        /// The option of the scope.
+        max_payload_len: usize,
+        /// The option of the scope.
+        max_group_len: usize,
+    },
     /// This node is in the scope already.
     #[error(
         "scope {scope:?} did not start: node {node} has joined it already; \
@@ -59,6 +75,7 @@ impl StartError {
             StartError::Config(_)
             | StartError::ScopeLength { .. }
             | StartError::MissingTransport { .. }
+            | StartError::FrameLimit { .. }
             | StartError::AlreadyJoined { .. } => false,
         }
     }

@@ -210,6 +210,9 @@ impl Transport for BrokenTransport {
             other => other,
         }
     }
+    fn max_frame(&self) -> usize {
+        self.inner.max_frame()
+    }
     async fn shutdown(&self) {
         self.inner.shutdown().await;
         if self.fault == Fault::ReportsAfterShutdown {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
+use muster_router::transport::link::LinkConfig;
 use muster_router::transport::memory::Network;
 use muster_router::transport::{Frame, Lane, Transport, TransportError};
 use muster_router::*;
@@ -36,8 +37,6 @@ async fn every_option_out_of_range_is_named_and_nothing_is_started() {
         ("sweep_interval", builder().sweep_interval(zero)),
         ("max_group_len", builder().max_group_len(0)),
         ("max_payload_len", builder().max_payload_len(0)),
-        ("outbound_queue_frames", builder().outbound_queue_frames(0)),
-        ("outbound_queue_bytes", builder().outbound_queue_bytes(0)),
         ("max_unacknowledged", builder().max_unacknowledged(0)),
         ("dedupe_window", builder().dedupe_window(1)),
         // allowed alone, contradictory together
@@ -54,6 +53,40 @@ async fn every_option_out_of_range_is_named_and_nothing_is_started() {
     }
     // the transport was not touched
     builder().start().await.expect("starts");
+}
+
+// caught by: a limit of the transport that nobody compares with the options (a broadcast above it was confirmed and
+// gone, and a snapshot above it kept the cluster flooding)
+#[tokio::test(start_paused = true)]
+async fn a_transport_that_cannot_carry_what_the_options_allow_is_refused_with_both_values() {
+    let link = LinkConfig { max_frame: 100_000, ..LinkConfig::default() };
+    let network = Network::builder().link(link).build();
+    let builder = |payload| {
+        Muster::builder("rooms").transport(network.node("a")).max_payload_len(payload).max_group_len(1000)
+    };
+    let rest = 64 << 10;
+    let error = builder(100_000 - 1000 - rest + 1).start().await.expect_err("one byte too long");
+    assert!(!error.is_retryable());
+    let text = error.to_string();
+    assert!(
+        text.contains("100000 bytes, and 100001 are needed") && text.contains("max_payload_len 33465"),
+        "{text}"
+    );
+    let a = builder(100_000 - 1000 - rest).start().await.expect("it fits");
+
+    // and what the node says by itself fits as well: many long names in one snapshot and one retraction
+    let b = Muster::builder("rooms").transport(network.node("b")).max_payload_len(1000).max_group_len(1000);
+    let mut held = Vec::new();
+    for number in 0..300 {
+        held.push(a.subscribe(format!("{number:0900}")).await.unwrap());
+    }
+    let b = b.start().await.unwrap();
+    settle(&[a.clone(), b.clone()]).await;
+    assert_eq!(a.broadcast(format!("{:0900}", 7), vec![7u8; 33_000]).await.unwrap().nodes, Some(1));
+    held.clear();
+    pass(Duration::from_secs(60)).await;
+    assert_eq!(a.summary().counters.frames_too_large + b.summary().counters.frames_too_large, 0);
+    settle(&[a, b]).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use muster_router::transport::Lane;
+use muster_router::transport::link::LinkConfig;
 use muster_router::transport::memory::Network;
 use muster_router::*;
 use support::*;
@@ -404,4 +405,46 @@ async fn p1_p2_hold_on_many_threads_while_nodes_come_and_go() {
         flooded += f;
     }
     assert!(rounds > 100 && flooded > 0, "{rounds} rounds, {flooded} flooded");
+}
+
+// caught by: queued broadcasts that run only if the member's own scope still does
+#[tokio::test(start_paused = true)]
+async fn what_a_member_of_a_scope_that_is_gone_sends_into_another_one_is_sent() {
+    let network = Network::new();
+    let live = start(&network, "l").await;
+    let mut inbox = live.subscribe("g").await.unwrap();
+    let other = Muster::builder("gone").transport(Network::new().node("g")).start().await.unwrap();
+    let speaker = live.clone();
+    let membership = other
+        .join_fn("x", move |_| speaker.try_broadcast("g", "from inside").expect("there is room"))
+        .await
+        .unwrap();
+    let member = other.local_members("x").iter().next().cloned().unwrap();
+    let origin = other.peer().clone();
+    drop(membership);
+    other.shutdown().await;
+    drop(other);
+    member.handle.deliver(&Message::new("x", "m", BroadcastId::new(origin, 1), Vec::new()));
+    assert_eq!(next(&mut inbox).await, "from inside");
+}
+
+// caught by: a receipt for one node that looks whether the peer is connected, and not whether it still is
+#[tokio::test(start_paused = true)]
+async fn a_node_that_lost_its_link_and_has_another_one_does_not_count_as_having_the_message() {
+    let link =
+        LinkConfig { ping_interval: None, reconnect_grace: Duration::from_secs(1), ..LinkConfig::default() };
+    let network = Network::builder().link(link).build();
+    let [b, z] = cluster(&network, ["b", "z"]).await;
+    let mut inbox = b.subscribe("g").await.unwrap();
+    settle(&[b.clone(), z.clone()]).await;
+    // b has given z up when z, which still waits for the old link, hears of the new one
+    network.cut_seen_by("b", "z");
+    let sender = z.clone();
+    let sending = tokio::spawn(async move { sender.send_to_node("b", "g", "x").await });
+    eventually("b gives z up", || b.summary().connected.is_empty()).await;
+    network.heal("b", "z");
+    let result = sending.await.unwrap();
+    pass(Duration::from_secs(2)).await;
+    let got = !waiting(&mut inbox).is_empty();
+    assert!(got || result.is_err(), "{result:?}, and it is lost");
 }

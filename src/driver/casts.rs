@@ -125,6 +125,8 @@ impl Wire for Out<'_> {
             Ok(()) => Sent::Accepted,
             Err(SendError::Busy(_)) => Sent::Busy,
             Err(SendError::NoLink(_)) => Sent::NoLink,
+            // no scope starts over a transport that cannot carry what its options allow: such a transport breaks its
+            // word, and what it refuses is gone
             Err(SendError::TooLarge(frame)) => {
                 self.0.stats.frames_too_large.add(1);
                 tracing::error!(peer = %to, bytes = frame.len(), "the transport cannot carry a broadcast");
@@ -434,13 +436,21 @@ impl Driver {
         self.run_queued();
     }
 
-    /// Whether a peer that was sent something has it: it is connected, or resumes.
-    pub(crate) async fn still_there(&self, peer: &Peer) -> bool {
+    /// The connection with this peer, by the number that only this one has. `None` for this node itself, too.
+    pub(crate) fn connection_number(&self, peer: &Peer) -> Option<u32> {
+        self.node.with_published(|p| p.connection(peer).map(|c| c.slot))
+    }
+
+    /// Whether a peer that was sent something over this connection has it: that one is up, or resumes. Another
+    /// connection with the same life of the peer is none: what was on its way is lost then.
+    pub(crate) async fn still_there(&self, peer: &Peer, connection: Option<u32>) -> bool {
         loop {
             let pulse = self.pulse.notified();
             tokio::pin!(pulse);
             pulse.as_mut().enable();
-            let link = self.node.with_published(|p| p.connection(peer).map(|c| c.suspect));
+            let link = self.node.with_published(|p| {
+                p.connection(peer).filter(|c| Some(c.slot) == connection).map(|c| c.suspect)
+            });
             match link {
                 _ if peer == self.node.me() => return true,
                 None => return false,

@@ -67,8 +67,9 @@ impl Member {
         if let Some(driver) = self.0.driver.upgrade() {
             driver.stats.count(delivered, 1);
             self.settle(&driver, delivered);
-            driver.run_queued();
         }
+        // also if the scope is gone: what the subscriber has sent into another one was accepted
+        nesting::run_queued();
         delivered
     }
 

@@ -147,6 +147,7 @@ impl Driver {
         let runtime = tokio::runtime::Handle::try_current().map_err(|error| {
             StartError::Transport(TransportError::Failed { reason: format!("no tokio runtime: {error}") })
         })?;
+        let chunk_bytes = check_frames(&config, transport.max_frame())?;
         let port = Arc::new(Port::new());
         let terms = Terms { scope: scope.clone(), vnodes: config.vnodes, protocol: u16::from(wire::MAJOR) };
         let receiver: Arc<dyn crate::transport::Receiver> = port.clone();
@@ -163,6 +164,7 @@ impl Driver {
         };
         let mut settings = Settings::from(&config);
         settings.hash_seed = random_seed();
+        settings.chunk_bytes = settings.chunk_bytes.min(chunk_bytes);
         let start = Instant::now();
         let node = Node::new(me, settings, Time::ZERO);
         let state = watch::Sender::new(ScopeState::of(&node.published()));
@@ -353,6 +355,19 @@ impl Driver {
     pub(crate) fn run_queued(&self) {
         nesting::run_queued();
     }
+}
+
+/// What a frame has besides a payload and a name: headers, numbers, the names of nodes.
+const FRAME_REST: usize = 64 << 10;
+
+/// Whether a transport can carry all that the options allow. How many bytes of names one frame may have then.
+fn check_frames(config: &Config, max_frame: usize) -> Result<usize, StartError> {
+    let (max_payload_len, max_group_len) = (config.max_payload_len, config.max_group_len);
+    let needed = max_payload_len.saturating_add(max_group_len).saturating_add(FRAME_REST);
+    if max_frame < needed {
+        return Err(StartError::FrameLimit { max_frame, needed, max_payload_len, max_group_len });
+    }
+    Ok(max_frame - FRAME_REST)
 }
 
 /// A seed that differs in every process, so that nobody can choose group names that all meet in one bucket.

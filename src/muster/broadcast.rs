@@ -316,9 +316,10 @@ impl Muster {
                 Err(error) => BroadcastError::Name(error),
             });
         };
+        let connection = driver.connection_number(&peer);
         cast.audience = Audience::Node(peer.clone());
         driver.cast(cast).await?;
-        if driver.still_there(&peer).await {
+        if driver.still_there(&peer, connection).await {
             Ok(())
         } else {
             Err(BroadcastError::NodeLost { node: peer.node })

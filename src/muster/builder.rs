@@ -91,8 +91,6 @@ impl MusterBuilder {
         sweep_interval: Duration,
         max_group_len: usize,
         max_payload_len: usize,
-        outbound_queue_frames: usize,
-        outbound_queue_bytes: usize,
         max_unacknowledged: usize,
         dedupe_window: u64,
     }

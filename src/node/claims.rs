@@ -28,6 +28,7 @@ use crate::types::{Group, Peer};
 use super::effect::{JoinRefused, NodeEvent, Ticket};
 use super::hashing::SeededState;
 use super::members::{LocalMembers, Members};
+use super::outbox::within;
 use super::published::Published;
 use super::rules::Mutation;
 use super::{Settings, Time};
@@ -489,8 +490,12 @@ impl<M: Clone> ClaimShard<M> {
                     }
                 }
             } else if ctx.published.connection(&router).is_some() {
-                for part in groups.chunks(RETRACT_BATCH) {
+                let mut rest = &groups[..];
+                while !rest.is_empty() {
+                    let count = within(rest.iter(), RETRACT_BATCH, ctx.settings.chunk_bytes);
+                    let (part, after) = rest.split_at(count.min(rest.len()));
                     self.flush_batch(&router, part, ctx, asked);
+                    rest = after;
                 }
             }
         }

@@ -697,7 +697,9 @@ impl<M: Clone> Node<M> {
             return Some(Outgoing { lane, message: Message::Progress(progress) });
         }
         let message = self.outboxes.with(|all| {
-            all.get_mut(&to.node).filter(|outbox| outbox.peer == *to).and_then(|outbox| outbox.poll(now))
+            all.get_mut(&to.node)
+                .filter(|outbox| outbox.peer == *to)
+                .and_then(|outbox| outbox.poll(now, self.settings.chunk_bytes))
         })?;
         Some(Outgoing { lane, message })
     }

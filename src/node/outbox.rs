@@ -8,7 +8,8 @@ use crate::types::{Group, Peer};
 use super::Time;
 use super::message::Message;
 
-/// Claims that travel in one message, and how many messages may be unacknowledged.
+/// Claims that travel in one message (fewer, if their names are long), and how many messages may be
+/// unacknowledged.
 const CLAIMS_PER_CALL: usize = 256;
 const CALLS_IN_FLIGHT: usize = 32;
 /// Retraction batches that may be unacknowledged.
@@ -16,6 +17,8 @@ const RETRACTS_IN_FLIGHT: usize = 32;
 /// Acknowledgements and "not held" notes that are kept for a peer that does not read; beyond, they are
 /// dropped: the peer asks again, and a stale row is told again at its next use.
 const MAX_OWED: usize = 4096;
+/// Acknowledgements that travel in one message.
+const ACKS_PER_MESSAGE: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Call {
@@ -144,13 +147,15 @@ impl Outbox {
 
 // Outputs.
 impl Outbox {
-    /// What to say next; acknowledgements first, they are what the peer waits for.
-    pub(crate) fn poll(&mut self, now: Time) -> Option<Message> {
+    /// What to say next, with about `bytes` bytes of names; acknowledgements first, they are what the peer waits for.
+    pub(crate) fn poll(&mut self, now: Time, bytes: usize) -> Option<Message> {
         if !self.claim_acks.is_empty() {
-            return Some(Message::ClaimsAck { calls: std::mem::take(&mut self.claim_acks) });
+            let count = self.claim_acks.len().min(ACKS_PER_MESSAGE);
+            return Some(Message::ClaimsAck { calls: self.claim_acks.drain(..count).collect() });
         }
         if !self.retract_acks.is_empty() {
-            return Some(Message::RetractAck { versions: std::mem::take(&mut self.retract_acks) });
+            let count = self.retract_acks.len().min(ACKS_PER_MESSAGE);
+            return Some(Message::RetractAck { versions: self.retract_acks.drain(..count).collect() });
         }
         while let Some(id) = self.again.pop_front() {
             if let Some(call) = self.calls.get(&id) {
@@ -158,7 +163,7 @@ impl Outbox {
             }
         }
         if !self.claims.is_empty() && self.calls.len() < CALLS_IN_FLIGHT {
-            let count = self.claims.len().min(CLAIMS_PER_CALL);
+            let count = within(self.claims.iter().map(|(group, _)| group), CLAIMS_PER_CALL, bytes);
             let claims: Vec<_> = self.claims.drain(..count).collect();
             let call = self.next_call;
             self.next_call += 1;
@@ -172,8 +177,51 @@ impl Outbox {
             return Some(Message::Retract { version, groups });
         }
         if !self.not_held.is_empty() {
-            return Some(Message::NotHeld { groups: self.not_held.drain(..).collect() });
+            let count = within(self.not_held.iter().map(|(group, _)| group), MAX_OWED, bytes);
+            return Some(Message::NotHeld { groups: self.not_held.drain(..count).collect() });
         }
         None
+    }
+}
+
+/// What a name costs in a message besides its bytes, with the version beside it.
+const NAME_REST: usize = 16;
+
+/// How many of these names travel in one message: no more than `max`, and about `bytes` bytes; one at least.
+pub(super) fn within<'a>(groups: impl Iterator<Item = &'a Group>, max: usize, bytes: usize) -> usize {
+    let mut size = 0usize;
+    let fits = |group: &&Group| {
+        size = size.saturating_add(group.as_bytes().len() + NAME_REST);
+        size <= bytes
+    };
+    groups.take(max).take_while(fits).count().max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{Incarnation, NodeId};
+
+    // caught by: a batch that is cut by its number alone (a transport with a limit would drop it, for ever)
+    #[test]
+    fn long_names_travel_in_several_messages() {
+        let peer = Peer::new(NodeId::new("b").unwrap(), Incarnation::MIN);
+        let mut outbox = Outbox::new(peer, 1);
+        let long = |number: usize| Group::from(format!("{number:01000}"));
+        for number in 0..10 {
+            outbox.claim(long(number), number as u64);
+            outbox.not_held(long(number), number as u64);
+        }
+        let mut sizes = Vec::new();
+        while let Some(message) = outbox.poll(Time::ZERO, 3100) {
+            sizes.push(match message {
+                Message::Claims { claims, .. } => claims.len(),
+                Message::NotHeld { groups } => groups.len(),
+                other => panic!("{other:?}"),
+            });
+        }
+        assert_eq!(sizes, [3, 3, 3, 1, 3, 3, 3, 1]);
+        let one = [long(1)];
+        assert_eq!(within(one.iter(), 256, 10), 1, "a name longer than that travels alone");
     }
 }

@@ -183,6 +183,10 @@ pub trait Transport: Send + Sync + 'static {
     /// [`SendError`], which gives the frame back.
     fn try_send(&self, to: &Peer, frame: Frame) -> Result<(), SendError>;
 
+    /// The longest frame, head and body together, in bytes, that this transport takes; [`SendError::TooLarge`] is
+    /// for longer ones only. A scope whose options allow longer ones does not start. It never changes.
+    fn max_frame(&self) -> usize;
+
     /// Leaves the network: every link is closed, every task of the transport ends, and nothing is reported
     /// any more once this has returned.
     async fn shutdown(&self);
@@ -201,6 +205,9 @@ impl<T: Transport + ?Sized> Transport for Arc<T> {
     }
     fn try_send(&self, to: &Peer, frame: Frame) -> Result<(), SendError> {
         (**self).try_send(to, frame)
+    }
+    fn max_frame(&self) -> usize {
+        (**self).max_frame()
     }
     async fn shutdown(&self) {
         (**self).shutdown().await;

@@ -64,6 +64,9 @@ impl Transport for Post {
     fn try_send(&self, to: &Peer, frame: Frame) -> Result<(), SendError> {
         self.endpoint.try_send(to, frame)
     }
+    fn max_frame(&self) -> usize {
+        self.endpoint.max_frame()
+    }
     async fn shutdown(&self) {
         self.endpoint.shutdown().await;
     }

@@ -205,6 +205,9 @@ impl Transport for Valved {
         self.inner.try_send(to, frame)
     }
 
+    fn max_frame(&self) -> usize {
+        self.inner.max_frame()
+    }
     async fn shutdown(&self) {
         self.inner.shutdown().await;
     }

@@ -32,9 +32,15 @@ pub(super) struct Open {
     nodes: usize,
 }
 
+/// What a broadcast keeps of its caller's.
+fn kept_bytes(group: &Group, headers: &[(String, Bytes)], body: &Bytes) -> usize {
+    let headers: usize = headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+    group.as_bytes().len() + headers + body.len()
+}
+
 impl Open {
     pub(super) fn size(&self) -> usize {
-        self.body.len()
+        kept_bytes(&self.group, &self.headers, &self.body)
     }
 
     pub(super) fn waits_for(&self) -> impl Iterator<Item = &Peer> {
@@ -77,7 +83,8 @@ impl Relay {
         // receivers tell apart what lies within a window above the lowest open number: what counts is how far
         // the numbers have run ahead of it, not how many are open
         let full = self.next_seq - self.floor() >= self.window / 2
-            || (!self.open.is_empty() && self.open_bytes + cast.body.len() > self.max_bytes);
+            || (!self.open.is_empty()
+                && self.open_bytes + kept_bytes(&cast.group, &cast.headers, &cast.body) > self.max_bytes);
         if full && !cast.at_most_once {
             return Begun::Busy(cast);
         }

@@ -448,7 +448,7 @@ impl Storm {
         }
         for relay in self.relays.iter().flatten() {
             assert!(relay.open() as u64 <= WINDOW / 2, "seed {}: P7", self.seed);
-            assert!(relay.open_bytes <= BYTES.max(20), "seed {}: P7", self.seed);
+            assert!(relay.open_bytes <= BYTES.max(21), "seed {}: P7", self.seed);
         }
     }
 

@@ -56,8 +56,8 @@ struct Current {
 
 impl Endpoint {
     /// The end of this node. Choose [`LinkConfig::max_frame`] so that your network carries messages of that size
-    /// and [`MESSAGE_OVERHEAD`], and in clearly less than [`LinkConfig::ping_timeout`]. A [`Config`](crate::Config)
-    /// that allows longer payloads than that makes broadcasts which nobody can send.
+    /// and [`MESSAGE_OVERHEAD`], and in clearly less than [`LinkConfig::ping_timeout`]. A scope whose
+    /// [`Config`](crate::Config) allows longer frames than that does not start.
     pub fn new(node: NodeId, config: LinkConfig) -> Self {
         Self { node, config, current: Mutex::default() }
     }
@@ -65,6 +65,11 @@ impl Endpoint {
     /// For [`Transport::node`](super::Transport::node).
     pub fn node(&self) -> &NodeId {
         &self.node
+    }
+
+    /// For [`Transport::max_frame`](super::Transport::max_frame).
+    pub fn max_frame(&self) -> usize {
+        self.config.max_frame
     }
 
     /// For [`Transport::start`](super::Transport::start): begins a life under a higher incarnation than the last.

@@ -474,6 +474,10 @@ impl Transport for MemoryTransport {
         }
     }
 
+    fn max_frame(&self) -> usize {
+        self.0.network.0.config.max_frame
+    }
+
     /// Returns when every node that runs has been linked, or has been tried for `suspect_after`.
     async fn start(&self, inbound: Inbound) -> Result<Peer, TransportError> {
         let failed = |reason: String| TransportError::Failed { reason };

@@ -154,6 +154,10 @@ impl Transport for NatsTransport {
         &self.0.settings.node
     }
 
+    fn max_frame(&self) -> usize {
+        self.0.settings.link.max_frame
+    }
+
     /// Returns when every node that answers has been linked, or has been tried for `handshake_timeout`.
     async fn start(&self, inbound: Inbound) -> Result<Peer, TransportError> {
         let cancelled = Arc::new(Notify::new());

@@ -185,6 +185,10 @@ impl Transport for TcpTransport {
         &self.settings.node
     }
 
+    fn max_frame(&self) -> usize {
+        self.settings.link.max_frame
+    }
+
     /// Binds the address and returns when every seed has been tried once, or after
     /// [`DiscoveryOptions::settle_within`].
     async fn start(&self, inbound: Inbound) -> Result<Peer, TransportError> {
