@@ -9,14 +9,18 @@
 
 pub mod config;
 pub mod error;
+pub mod node;
+pub mod operation;
 pub mod partition;
 pub mod pattern;
+pub mod replica;
 pub mod store;
 pub mod term;
 pub mod version;
 
 pub use config::{CacheConfig, CacheTerms, ReadMode, Table, WriteMode};
 pub use error::{Applied, CacheError, Found};
+pub use operation::{Operation, Options, Outcome, ReadOp, Reply, WriteOp};
 pub use partition::PartitionId;
 pub use pattern::{Pattern, PatternError, RecordPattern, var};
 pub use store::{Entry, Store, Write};
