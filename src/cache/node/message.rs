@@ -19,10 +19,12 @@ pub enum CacheMessage {
         terms: CacheTerms,
         /// Into how many shards it cuts the cache: has to be equal as well.
         shards: u32,
+        /// Which opening of the cache this is in this life of the node: never the same twice.
+        life: u32,
         /// It hands its partitions over.
         draining: bool,
-        /// It has not heard the receiver's own Hello since it opened: it waits for it.
-        answer: bool,
+        /// It has heard the receiver's Hello on this link.
+        heard: bool,
     },
     /// The sender has no cache of this name open. The driver answers a Hello with it where there is no
     /// [`CacheNode`](super::CacheNode) to ask, and nothing else.
@@ -33,11 +35,11 @@ pub enum CacheMessage {
     Replica {
         /// Which.
         partition: PartitionId,
+        /// The lives of the cache on both sides, added: what was said to or by another life is not heard.
+        session: u32,
         /// What.
         message: ReplicaMessage,
     },
-    /// Who serves what: from the primaries to everybody.
-    Serving(Vec<Serving>),
     /// An operation for the receiver to carry out itself: it is never forwarded a second time.
     Forward {
         /// The sender's number of the operation: a second Forward with it is the same operation.
@@ -67,6 +69,8 @@ pub enum CacheMessage {
         epoch: Option<Epoch>,
         /// The owners of that epoch, as it knows them.
         owners: Vec<Peer>,
+        /// Whether it knows of the write that was asked for: yes, no because it was lost (false), or not yet (none).
+        covers: Option<bool>,
         /// What it says; an error if its copy is not active.
         #[serde(with = "super::codec::answered")]
         result: Result<Reply, CacheError>,
@@ -80,22 +84,6 @@ pub enum CacheMessage {
         /// How far it is.
         end: Option<Version>,
     },
-    /// Nobody waits for the answer of this request any more.
-    Cancel {
-        /// The number.
-        request: u64,
-    },
-}
-
-/// Who serves a partition.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Serving {
-    /// The partition.
-    pub partition: PartitionId,
-    /// In which epoch, and by whom.
-    pub epoch: Epoch,
-    /// Who keeps it, the primary first. All are active.
-    pub owners: Vec<Peer>,
 }
 
 /// How a forwarded operation is carried out.

@@ -1,26 +1,63 @@
 //! One shard of a cache on one node: the copies of its partitions, who takes part, and operations in flight. Sans-IO.
 //!
 //! A [`CacheNode`] takes inputs (the view changed, a peer came, a message arrived, time went by, somebody asks) with
-//! the time since the node's start, and says through [`CacheNode::poll_effect`] what is to be done.
+//! the time since the node's start, and says through [`CacheNode::poll_effect`] what is to be done. It reads no clock,
+//! draws no random number, opens no socket and starts no task.
+//!
+//! ```text
+//!   operate ─▶ serves it here? ─▶ the copy ─▶ Done
+//!                    │ no
+//!                    ▼ forwarded once, with the epoch
+//!                 the primary ─▶ Answer ─▶ Done          not the primary: WrongOwner, with who is; the caller follows
+//! ```
+//! * **Who takes part** is told by Hello, NotOpen and Bye; the partitions are placed on a ring of those who do.
+//! * **A forwarded operation is never forwarded again.** It is carried out only by the primary that serves, in the epoch
+//!   that the caller knows or a newer one; everybody else says whom they know.
+//! * **While nobody serves** a partition its operations wait, and are tried again as soon as somebody does, within their
+//!   deadlines.
+//! * **A lost answer** leaves a write in doubt. It is sent again to the same life of the same primary, which remembers
+//!   what it has answered. If another node serves by then, writes that may be done twice are done again, and the others
+//!   end as [`Applied::Unknown`](crate::cache::Applied). A delete that was done again may not know how many records
+//!   went: it ends as [`Applied::Yes`](crate::cache::Applied).
+//!
+//! Nothing here reaches over partitions except who takes part. So the driver cuts a cache into shards with a lock each.
+//! A message costs work for its own partition only; a change of the view, a link or a Hello visits all of the shard
+//! once.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::config::CacheConfig;
+use super::config::{CacheConfig, ReadMode};
 use super::error::CacheError;
 use super::operation::{Operation, Options, ReadOp, Reply};
 use super::partition::PartitionId;
-use super::replica::{OwnerState, Rules};
-use crate::types::Peer;
+use super::replica::{CacheEvent, Context, Coverage, Members, OwnerState, Replica, ReplicaEffect, Rules};
+use super::store::Store;
+use crate::ring::{Ring, RingConfig};
+use crate::transport::Lane;
+use crate::types::{NodeId, Peer};
 
+mod calls;
 pub mod codec;
 mod effect;
+mod memory;
 pub mod message;
+mod peers;
+mod pending;
+mod quorum;
+mod serve;
+#[cfg(test)]
+mod tests;
 
 pub use codec::CodecError;
 pub use effect::{CacheEffect, PartitionStatus, Readiness, Shard};
-pub use message::CacheMessage;
+pub use message::{CacheMessage, ForwardOptions};
+
+use memory::Memory;
+use peers::{Consequences, Hello, Peers};
+use pending::PendingTable;
+use serve::Served;
 
 /// One shard of a cache on one node; see the [module](self). Methods are grouped: getters, inputs, commands, outputs.
 #[derive(Debug)]
@@ -29,16 +66,68 @@ pub struct CacheNode {
     config: Arc<CacheConfig>,
     shard: Shard,
     rules: Rules,
+    seed: u64,
+    closed: bool,
+    draining: bool,
+    peers: Peers,
+    members: Members,
+    /// Who is on the ring now.
+    ring: Vec<NodeId>,
+    /// By their place in the shard.
+    replicas: Vec<Replica>,
+    wanted: Vec<Vec<Peer>>,
+    alarms: BTreeSet<(Duration, usize)>,
+    alarm_of: Vec<Option<Duration>>,
+    /// Replicas that may have effects.
+    touched: BTreeSet<usize>,
+    pending: PendingTable,
+    /// Operations to be tried now.
+    ready: BTreeSet<u64>,
+    /// Operations of others that are with a replica, by the number under which it knows them.
+    served: BTreeMap<u64, Served>,
+    memories: BTreeMap<Peer, Memory>,
+    last_id: u64,
     effects: VecDeque<CacheEffect>,
+    changed: bool,
 }
 
 // Getters.
 impl CacheNode {
-    /// A shard that knows nobody: give it the view and the peers that are up. `config` is valid. `seed` spreads retries
-    /// of several nodes in time, and equal seeds give equal runs.
+    /// A shard that knows nobody: give it the view and the peers that are up. `config` is valid. `seed` spreads the
+    /// pauses of several nodes in time, and equal seeds give equal runs. A cache that was closed and is opened again in
+    /// one life of the node is a new one at a later `now`.
     pub fn new(me: Peer, config: Arc<CacheConfig>, shard: Shard, seed: u64, now: Duration) -> Self {
-        let _ = (seed, now);
-        Self { me, config, shard, rules: Rules::default(), effects: VecDeque::new() }
+        // later than every number of a former opening: operations come more slowly than this counts
+        let opened = u64::try_from(now.as_micros()).unwrap_or(u64::MAX >> 4);
+        let shard = Shard { index: shard.index, of: shard.of.max(1) };
+        let members = Members::default();
+        let ctx = Context { me: &me, config: &config, now, members: &members, rules: Rules::default() };
+        let replicas: Vec<_> = shard.partitions(config.partitions).map(|id| Replica::new(id, ctx)).collect();
+        let count = replicas.len();
+        Self {
+            peers: Peers::new(me.clone(), shard.of, opened as u32),
+            members,
+            ring: Vec::new(),
+            replicas,
+            wanted: vec![Vec::new(); count],
+            alarms: BTreeSet::new(),
+            alarm_of: vec![None; count],
+            touched: BTreeSet::new(),
+            pending: PendingTable::default(),
+            ready: BTreeSet::new(),
+            served: BTreeMap::new(),
+            memories: BTreeMap::new(),
+            last_id: opened << 4,
+            effects: VecDeque::new(),
+            changed: false,
+            rules: Rules::default(),
+            closed: false,
+            draining: false,
+            me,
+            config,
+            shard,
+            seed,
+        }
     }
 
     /// The same with a rule broken, to see whether it is noticed.
@@ -66,40 +155,79 @@ impl CacheNode {
 
     /// One partition, as this node sees it; all of it `Absent` for one of another shard.
     pub fn status(&self, partition: PartitionId) -> PartitionStatus {
+        let place = self.place(partition);
+        let replica = place.and_then(|place| self.replicas.get(place));
+        let known = replica.and_then(Replica::config);
+        let state = replica.map_or(OwnerState::Absent, Replica::state);
+        let held = replica.filter(|_| state != OwnerState::Absent).map(Replica::store);
+        let serving = replica.is_some_and(|replica| replica.serving().is_some());
         PartitionStatus {
             partition,
-            state: OwnerState::Absent,
-            serving: false,
-            epoch: None,
-            primary: None,
-            owners: Vec::new(),
-            wanted: Vec::new(),
-            records: 0,
-            bytes: 0,
-            lag: None,
+            state,
+            serving,
+            epoch: known.map(|known| known.epoch.clone()),
+            primary: known.map(|known| known.epoch.primary.clone()),
+            owners: known.map(|known| known.owners.clone()).unwrap_or_default(),
+            wanted: place.and_then(|place| self.wanted.get(place)).cloned().unwrap_or_default(),
+            records: held.map_or(0, Store::len),
+            bytes: held.map_or(0, Store::bytes),
+            lag: serving.then_some(0),
         }
     }
 
     /// Whether every partition has its full number of active owners. Visits all partitions of the shard.
     pub fn readiness(&self) -> Readiness {
-        Readiness::default()
+        let mut readiness =
+            Readiness { unknown: self.peers.unknown().cloned().collect(), ..Readiness::default() };
+        for (place, partition) in self.shard.partitions(self.config.partitions).enumerate() {
+            readiness.partitions += 1;
+            let (Some(replica), Some(wanted)) = (self.replicas.get(place), self.wanted.get(place)) else {
+                continue;
+            };
+            let lives = |peer: &Peer| *peer == self.me || self.members.up.contains(peer);
+            let serves = |primary: &Peer| match *primary == self.me {
+                true => replica.serving().is_some(),
+                false => self.members.live.contains(primary) && lives(primary),
+            };
+            let known = replica.config().filter(|known| serves(&known.epoch.primary));
+            readiness.served += u32::from(known.is_some());
+            let whole = known.is_some_and(|known| {
+                !wanted.is_empty() && known.owners.iter().filter(|owner| lives(owner)).count() >= wanted.len()
+            });
+            if whole {
+                readiness.complete += 1;
+            } else if readiness.missing.len() < Readiness::NAMED {
+                readiness.missing.push(partition);
+            }
+        }
+        readiness
     }
 
-    /// The records that this node holds of a partition, in the order of keys, and whether its copy is active; `None` if
-    /// it holds none.
-    pub fn store(&self, partition: PartitionId) -> Option<(&super::store::Store, bool)> {
-        let _ = partition;
-        None
+    /// What this node holds of a partition, and whether its copy is active; `None` if it holds nothing.
+    pub fn store(&self, partition: PartitionId) -> Option<(&Store, bool)> {
+        let replica = self.replica(partition)?;
+        (replica.state() != OwnerState::Absent).then(|| (replica.store(), replica.is_active()))
     }
 
     /// Whether nothing is left to hand over after [`CacheNode::drain`], or there is nobody to take it.
     pub fn is_drained(&self) -> bool {
-        true
+        let taker =
+            self.members.live.iter().any(|peer| !self.members.draining.contains(peer) && *peer != self.me);
+        self.closed
+            || (self.draining && !taker)
+            || (self.draining && self.replicas.iter().all(|replica| replica.state() == OwnerState::Absent))
     }
 
-    /// How many entries all queues, maps and tables have together, records apart: must not grow without bound.
+    /// How many operations of this node have not ended, and how many of others.
+    pub fn in_flight(&self) -> (usize, usize) {
+        (self.pending.len(), self.served.len())
+    }
+
+    /// How many entries all queues, maps and tables have together, copies apart: must not grow without bound.
     pub fn footprint(&self) -> usize {
-        self.effects.len()
+        let remembered: usize = self.memories.values().map(Memory::len).sum();
+        let calls = self.pending.len() + self.served.len() + self.ready.len() + remembered;
+        calls + self.effects.len() + self.alarms.len() + self.peers.len()
     }
 
     /// The answer of a read, if this node may give it at once: it serves the partition, or holds an active copy and the
@@ -110,8 +238,17 @@ impl CacheNode {
         read: &ReadOp,
         options: &Options,
     ) -> Option<Result<Reply, CacheError>> {
-        let _ = (partition, read, options);
-        None
+        let replica = self.replica(partition)?;
+        let may = match options.read_mode {
+            ReadMode::Primary => replica.serving().is_some(),
+            ReadMode::Local => replica.serving().is_some() || replica.is_active(),
+            ReadMode::Quorum => false,
+        };
+        let coverage = options.at_least.as_ref().map_or(Coverage::Yes, |write| replica.covers(write));
+        match coverage {
+            Coverage::Yes if may && !self.closed => Some(read_copy(replica, read)),
+            Coverage::Yes | Coverage::NotYet | Coverage::Lost => None,
+        }
     }
 
     /// Checks all parts; meant for tests, it visits every partition.
@@ -119,8 +256,40 @@ impl CacheNode {
     /// # Errors
     /// What does not hold.
     pub fn check_invariants(&self) -> Result<(), String> {
-        Ok(())
+        if self.closed {
+            return Ok(());
+        }
+        for (place, partition) in self.shard.partitions(self.config.partitions).enumerate() {
+            let Some(replica) = self.replicas.get(place) else {
+                return Err(format!("{partition} has no replica"));
+            };
+            let sound = replica.check_invariants();
+            sound.map_err(|broken| format!("partition {partition} of {}: {broken}", self.me))?;
+            if replica.poll_timeout() != self.alarm_of.get(place).copied().flatten() {
+                return Err(format!("the alarm of partition {partition} of {} is not set", self.me));
+            }
+        }
+        let under_way: usize = self.memories.values().map(Memory::under_way).sum();
+        if under_way != self.served.len() {
+            return Err(format!("{} operations of others, {under_way} remembered", self.served.len()));
+        }
+        self.pending.check().map_err(|broken| format!("operations of {}: {broken}", self.me))
     }
+
+    fn place(&self, partition: PartitionId) -> Option<usize> {
+        let place = self.shard.place(partition);
+        (self.shard.holds(partition) && place < self.replicas.len()).then_some(place)
+    }
+
+    fn replica(&self, partition: PartitionId) -> Option<&Replica> {
+        self.replicas.get(self.place(partition)?)
+    }
+}
+
+/// What a copy says.
+fn read_copy(replica: &Replica, read: &ReadOp) -> Result<Reply, CacheError> {
+    let outcome = read.read(replica.store())?;
+    Ok(Reply { outcome, version: replica.end().cloned() })
 }
 
 // Inputs.
@@ -128,28 +297,268 @@ impl CacheNode {
     /// The scope's committed view, this node included, and whether the scope has found out who is there (a node that
     /// has just started has not, and begins nothing from nothing).
     pub fn handle_view(&mut self, members: &[Peer], settled: bool, now: Duration) {
-        let _ = (members, settled, now);
+        if self.closed || !self.peers.handle_view(members, settled) {
+            return;
+        }
+        self.members_changed(now);
+        self.settle(now);
     }
 
     /// A link to this peer is up: messages can be sent and come. Also said for every link that is up when the cache is
     /// opened.
     pub fn handle_peer_up(&mut self, peer: &Peer, now: Duration) {
-        let _ = (peer, now);
+        if self.closed || *peer == self.me {
+            return;
+        }
+        let hello = self.peers.handle_up(peer, &self.config);
+        self.send(peer.clone(), Lane::Control, hello);
+        self.settle(now);
     }
 
     /// The link is down: everything that was under way in either direction is lost.
     pub fn handle_peer_down(&mut self, peer: &Peer, now: Duration) {
-        let _ = (peer, now);
+        if self.closed {
+            return;
+        }
+        if self.peers.handle_down(peer) {
+            self.went_down(peer, now);
+        }
+        self.members_changed(now);
+        self.settle(now);
     }
 
     /// A peer whose link is up has sent this.
     pub fn handle_message(&mut self, from: &Peer, message: CacheMessage, now: Duration) {
-        let _ = (from, message, now);
+        if self.closed || *from == self.me {
+            return;
+        }
+        match message {
+            CacheMessage::Hello { terms, shards, life, draining, heard } => {
+                let hello = Hello { terms, shards, life, draining, heard };
+                let outcome = self.peers.handle_hello(from, hello, &self.config);
+                self.follow_peer(from, outcome, now);
+            }
+            CacheMessage::NotOpen | CacheMessage::Bye => {
+                let outcome = self.peers.handle_not_open(from);
+                self.follow_peer(from, outcome, now);
+            }
+            CacheMessage::Replica { partition, session, message } => {
+                if self.peers.session(from) == Some(session) {
+                    if self.peers.handle_session(from) {
+                        self.came_up(from, now);
+                    }
+                    if let Some(place) = self.place(partition) {
+                        self.with(place, now, |replica, ctx| replica.handle_message(from, message, ctx));
+                    }
+                }
+            }
+            CacheMessage::Forward { request, partition, operation, options, epoch } => {
+                self.handle_forward(from, request, partition, operation, options, epoch, now);
+            }
+            CacheMessage::Answer { request, result } => self.handle_answer(from, request, result, now),
+            CacheMessage::Copy { request, epoch, owners, covers, result } => {
+                self.handle_copy(from, request, quorum::Copy { epoch, owners, covers, result }, now);
+            }
+            CacheMessage::Nudge { .. } => {}
+        }
+        self.settle(now);
     }
 
     /// [`CacheNode::poll_timeout`] is reached.
     pub fn handle_timeout(&mut self, now: Duration) {
-        let _ = now;
+        if self.closed {
+            return;
+        }
+        let due: Vec<usize> = self.alarms.range(..=(now, usize::MAX)).map(|(_, place)| *place).collect();
+        for place in due {
+            self.with(place, now, |replica, ctx| replica.handle_timeout(ctx));
+        }
+        // replicas first: they say how many owners have confirmed, and this only that the time is over
+        self.settle(now);
+        for id in self.pending.due(now) {
+            self.handle_wake(id, now);
+        }
+        self.settle(now);
+    }
+
+    fn follow_peer(&mut self, peer: &Peer, outcome: Consequences, now: Duration) {
+        if let Some(reply) = outcome.reply {
+            self.send(peer.clone(), Lane::Control, reply);
+        }
+        if let Some(error) = outcome.mismatch {
+            self.effects.push_back(CacheEffect::Event(CacheEvent::Disagrees { error }));
+        }
+        if outcome.down {
+            self.went_down(peer, now);
+        }
+        if outcome.changed || outcome.down || outcome.up {
+            self.members_changed(now);
+        }
+        if outcome.up {
+            self.came_up(peer, now);
+        }
+    }
+
+    /// It can be talked to.
+    fn came_up(&mut self, peer: &Peer, now: Duration) {
+        self.members.up.insert(peer.clone());
+        for place in 0..self.replicas.len() {
+            self.with(place, now, |replica, ctx| replica.handle_peer_up(peer, ctx));
+        }
+        self.ready.extend(self.pending.waiting());
+        self.changed = true;
+    }
+
+    /// What was under way to it or from it is lost.
+    fn went_down(&mut self, peer: &Peer, now: Duration) {
+        self.members.up.remove(peer);
+        for place in 0..self.replicas.len() {
+            self.with(place, now, |replica, ctx| replica.handle_peer_down(peer, ctx));
+        }
+        self.lose_peer(peer, now);
+        self.changed = true;
+    }
+
+    /// Works out who takes part and where everything belongs, and tells every replica.
+    fn members_changed(&mut self, now: Duration) {
+        let members = Members {
+            live: self.peers.participants().cloned().collect(),
+            up: self.peers.up().cloned().collect(),
+            draining: self
+                .peers
+                .participants()
+                .filter(|peer| self.peers.is_draining(peer))
+                .cloned()
+                .collect(),
+            complete: self.peers.is_complete(),
+        };
+        let same = (&members.live, &members.draining, members.complete)
+            == (&self.members.live, &self.members.draining, self.members.complete);
+        self.members = members;
+        if same {
+            return;
+        }
+        self.place_on_ring();
+        for place in 0..self.replicas.len() {
+            let Some(wanted) = self.wanted.get(place).cloned() else { continue };
+            self.with(place, now, |replica, ctx| replica.handle_members(&wanted, ctx));
+        }
+        for peer in self.pending.asked_peers() {
+            if !self.members.live.contains(&peer) {
+                self.lose_peer(&peer, now);
+            }
+        }
+        self.forget_memories(now);
+        self.ready.extend(self.pending.waiting());
+        self.changed = true;
+    }
+
+    /// The ring of those who take part and stay; of all if nobody stays.
+    fn place_on_ring(&mut self) {
+        let stays = |peer: &&Peer| !self.members.draining.contains(*peer);
+        let mut on_ring: Vec<&Peer> = self.members.live.iter().filter(stays).collect();
+        if on_ring.is_empty() {
+            on_ring = self.members.live.iter().collect();
+        }
+        let peers: BTreeMap<NodeId, Peer> =
+            on_ring.into_iter().map(|peer| (peer.node.clone(), peer.clone())).collect();
+        let same = self.ring.len() == peers.len() && self.ring.iter().eq(peers.keys());
+        let placed = self.wanted.iter().flatten().all(|owner| peers.get(&owner.node) == Some(owner));
+        if same && placed {
+            return;
+        }
+        self.ring = peers.keys().cloned().collect();
+        let ring = Ring::of(self.ring.iter().cloned(), RingConfig::default());
+        for (partition, wanted) in self.shard.partitions(self.config.partitions).zip(&mut self.wanted) {
+            let owners = ring.owners(partition.ring_key(&self.config.name), self.config.replicas);
+            *wanted = owners.into_iter().filter_map(|node| peers.get(node).cloned()).collect();
+        }
+    }
+
+    /// Gives an input to a replica; its effects are taken by [`Self::settle`].
+    fn with<R>(
+        &mut self,
+        place: usize,
+        now: Duration,
+        input: impl FnOnce(&mut Replica, Context<'_>) -> R,
+    ) -> Option<R> {
+        let replica = self.replicas.get_mut(place)?;
+        let (me, config, members, rules) = (&self.me, &*self.config, &self.members, self.rules);
+        let result = input(replica, Context { me, config, now, members, rules });
+        self.touched.insert(place);
+        Some(result)
+    }
+
+    /// Takes the effects of replicas and tries operations until nothing is left to do at this moment.
+    fn settle(&mut self, now: Duration) {
+        loop {
+            if let Some(place) = self.touched.pop_first() {
+                self.follow_replica(place, now);
+            } else if let Some(id) = self.ready.pop_first() {
+                self.attempt(id, now);
+            } else {
+                break;
+            }
+        }
+        if std::mem::take(&mut self.changed) && !matches!(self.effects.back(), Some(CacheEffect::Changed)) {
+            self.effects.push_back(CacheEffect::Changed);
+        }
+        self.debug_check();
+    }
+
+    fn follow_replica(&mut self, place: usize, now: Duration) {
+        while let Some(effect) = self.replicas.get_mut(place).and_then(Replica::poll_effect) {
+            match effect {
+                ReplicaEffect::Send { to, lane, message } => {
+                    let partition = self.partition_at(place);
+                    // who is not up hears nothing, and hears all there is to hear when it comes
+                    if let Some(session) = self.peers.session(&to).filter(|_| self.peers.is_up(&to)) {
+                        self.send(to, lane, CacheMessage::Replica { partition, session, message });
+                    }
+                }
+                ReplicaEffect::Written { ticket, result } => self.handle_written(ticket, result, now),
+                ReplicaEffect::Event(event) => self.effects.push_back(CacheEffect::Event(event)),
+                ReplicaEffect::Changed => {
+                    self.changed = true;
+                    self.ready.extend(self.pending.waiting_for(self.partition_at(place)));
+                }
+            }
+        }
+        self.set_alarm(place);
+    }
+
+    fn set_alarm(&mut self, place: usize) {
+        let wanted = self.replicas.get(place).and_then(Replica::poll_timeout);
+        let Some(alarm) = self.alarm_of.get_mut(place) else { return };
+        if *alarm == wanted {
+            return;
+        }
+        if let Some(old) = alarm.take() {
+            self.alarms.remove(&(old, place));
+        }
+        if let Some(at) = wanted {
+            self.alarms.insert((at, place));
+        }
+        *alarm = wanted;
+    }
+
+    /// The partition at a place of the shard.
+    fn partition_at(&self, place: usize) -> PartitionId {
+        let number = u32::try_from(place).unwrap_or(u32::MAX).saturating_mul(self.shard.of);
+        PartitionId::new(number.saturating_add(self.shard.index))
+    }
+
+    fn send(&mut self, to: Peer, lane: Lane, message: CacheMessage) {
+        self.effects.push_back(CacheEffect::Send { to, lane, message });
+    }
+
+    #[inline]
+    fn debug_check(&self) {
+        #[cfg(debug_assertions)]
+        if self.replicas.len() <= 32 {
+            let checked = self.check_invariants();
+            debug_assert!(checked.is_ok(), "{}", checked.err().unwrap_or_default());
+        }
     }
 }
 
@@ -165,31 +574,51 @@ impl CacheNode {
         options: Options,
         now: Duration,
     ) {
-        let _ = (operation, options, now);
-        let result = Err(CacheError::NotActive { partition });
-        self.effects.push_back(CacheEffect::Done { ticket, result });
+        self.begin(ticket, partition, operation, options, now);
+        self.settle(now);
     }
 
     /// Whoever waited for this operation has gone: no `Done` follows. What was begun may still be applied.
     pub fn cancel(&mut self, ticket: u64) {
-        let _ = ticket;
+        self.give_up(ticket);
     }
 
     /// The operator gives up what dead owners alone may have had of this partition: it goes on with what is there, if
     /// need be with nothing.
     pub fn accept_loss(&mut self, partition: PartitionId, now: Duration) {
-        let _ = (partition, now);
+        if let Some(place) = self.place(partition).filter(|_| !self.closed) {
+            self.with(place, now, |replica, ctx| replica.accept_loss(ctx));
+        }
+        self.settle(now);
     }
 
     /// Begins to hand over everything; this node keeps serving meanwhile. See [`CacheNode::is_drained`].
     pub fn drain(&mut self, now: Duration) {
-        let _ = now;
+        if self.closed || self.draining {
+            return;
+        }
+        self.draining = true;
+        for (peer, hello) in self.peers.drain(&self.config) {
+            self.send(peer, Lane::Control, hello);
+        }
+        self.members_changed(now);
+        self.settle(now);
     }
 
     /// Ends it: says Bye to everybody, and ends all operations. Everything later is ignored. What this node alone had is
     /// gone; drain first to keep it.
     pub fn close(&mut self, now: Duration) {
-        let _ = now;
+        if self.closed {
+            return;
+        }
+        self.settle(now);
+        self.closed = true;
+        let linked: Vec<Peer> = self.peers.linked().cloned().collect();
+        linked.into_iter().for_each(|peer| self.send(peer, Lane::Control, CacheMessage::Bye));
+        self.end_all();
+        self.alarms.clear();
+        self.replicas.clear();
+        self.effects.push_back(CacheEffect::Changed);
     }
 }
 
@@ -202,6 +631,13 @@ impl CacheNode {
 
     /// When [`CacheNode::handle_timeout`] wants to be called next, since the node's start; `None` if not at all.
     pub fn poll_timeout(&self) -> Option<Duration> {
-        None
+        if self.closed {
+            return None;
+        }
+        let replicas = self.alarms.first().map(|(at, _)| *at);
+        match (replicas, self.pending.next_wake()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
     }
 }
