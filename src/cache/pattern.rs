@@ -398,6 +398,20 @@ impl RecordPattern {
     }
 }
 
+impl TryFrom<Vec<Pattern>> for RecordPattern {
+    type Error = PatternError;
+    fn try_from(fields: Vec<Pattern>) -> Result<Self, PatternError> {
+        Self::new(fields)
+    }
+}
+
+impl TryFrom<&RecordPattern> for RecordPattern {
+    type Error = std::convert::Infallible;
+    fn try_from(pattern: &RecordPattern) -> Result<Self, Self::Error> {
+        Ok(pattern.clone())
+    }
+}
+
 impl fmt::Debug for RecordPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("RecordPattern").field(&self.fields).finish()

@@ -10,6 +10,8 @@
 //! ([`Driver::pump`]), so an input has taken effect when the call returns. Only what has to wait for room goes
 //! to a task. No lock is held across an await or while a user's code runs.
 
+#[cfg(feature = "cache")]
+pub(crate) mod cache;
 pub(crate) mod calls;
 pub(crate) mod casts;
 pub(crate) mod counting;
@@ -120,6 +122,8 @@ pub(crate) struct Driver {
     pub(crate) joins: Waiting<Ticket, Result<(), JoinRefused>>,
     pub(crate) casts: Casts,
     pub(crate) calls: Calls,
+    #[cfg(feature = "cache")]
+    pub(crate) caches: cache::Caches,
     pub(crate) transport: Arc<dyn Transport>,
     runtime: tokio::runtime::Handle,
     start: Instant,
@@ -177,6 +181,8 @@ impl Driver {
             joins: Waiting::new(),
             casts: Casts::new(),
             calls: Calls::new(),
+            #[cfg(feature = "cache")]
+            caches: cache::Caches::default(),
             transport,
             runtime,
             start,
@@ -246,6 +252,12 @@ impl Driver {
         Instant::now().saturating_duration_since(self.start)
     }
 
+    /// Waits until so long after the start.
+    #[cfg(feature = "cache")]
+    pub(crate) fn sleep_until(&self, time: Time) -> tokio::time::Sleep {
+        tokio::time::sleep_until(self.start + time.min(FOREVER))
+    }
+
     pub(crate) fn next_ticket(&self) -> Ticket {
         Ticket(self.tickets.fetch_add(1, Ordering::Relaxed))
     }
@@ -288,6 +300,8 @@ impl Driver {
             changed
         });
         self.events.publish_status(|| self.node.with_published(|p| (p.status, p.hash)));
+        #[cfg(feature = "cache")]
+        self.caches_view();
         self.pulse.notify_waiters();
         self.casts.room.notify_waiters();
     }
@@ -354,6 +368,10 @@ impl Driver {
         nesting::run_queued();
     }
 }
+
+/// Longer than any process; adding it to a clock does not overflow.
+#[cfg(feature = "cache")]
+const FOREVER: Time = Time::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// A seed that differs in every process, so that nobody can choose group names that all meet in one bucket.
 fn random_seed() -> u64 {

@@ -31,6 +31,7 @@ pub fn wire(input: &[u8]) -> bool {
         Heard::Control(message) => frames::encode_control(message),
         Heard::Data(message) => frames::encode_data(message),
         Heard::Call(message) => frames::encode_call(message),
+        Heard::Cache(head) => frames::encode_cache(head),
     };
     assert_eq!(again.map(hear), Some(Ok(heard)), "what was heard can be said");
     true
@@ -359,8 +360,8 @@ impl Alone {
                                 node.handle_message(&peer, message, &mut self.wire, now)
                             }
                             Heard::Data(message) => self.data(&peer, message),
-                            // the node knows nothing of calls
-                            Heard::Call(_) => {}
+                            // the node knows nothing of calls and caches
+                            Heard::Call(_) | Heard::Cache(_) => {}
                         }
                     }
                     _ => node.skip_data_frame(&peer),

@@ -104,7 +104,7 @@ pub(super) mod answered {
         match Heard::deserialize(deserializer)? {
             Heard::Good(reply) => Ok(Ok(reply)),
             Heard::Bad(bytes) => {
-                let nested = CacheError::Batch { applied: 0, failed: Vec::new() };
+                let nested = CacheError::Batch { applied: 0, refused: Vec::new(), failed: Vec::new() };
                 let nested = postcard::to_stdvec(&nested).map_err(D::Error::custom)?;
                 if bytes.first() == nested.first() {
                     return Err(D::Error::custom("an error that holds errors"));
