@@ -28,7 +28,18 @@ enum Said {
         draining: bool,
     },
     NotOpen,
-    Differs,
+    Differs {
+        life: u32,
+    },
+}
+
+impl Said {
+    fn life(self) -> Option<u32> {
+        match self {
+            Said::Open { life, .. } | Said::Differs { life } => Some(life),
+            Said::Nothing | Said::NotOpen => None,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -115,7 +126,7 @@ impl Peers {
     pub(super) fn life_of(&self, peer: &Peer) -> Option<u32> {
         match self.known.get(peer)?.said {
             Said::Open { life, .. } => Some(life),
-            Said::Nothing | Said::NotOpen | Said::Differs => None,
+            Said::Nothing | Said::NotOpen | Said::Differs { .. } => None,
         }
     }
 
@@ -186,16 +197,13 @@ impl Peers {
         let Some(known) = self.known.get_mut(from) else { return outcome };
         let (was_up, before) = (known.is_up(), known.said);
         known.said = match &disagreement {
-            Some(_) => Said::Differs,
+            Some(_) => Said::Differs { life: hello.life },
             None => Said::Open { life: hello.life, draining: hello.draining },
         };
-        if disagreement.is_some() && before != Said::Differs {
+        let reborn = before.life() != Some(hello.life);
+        if reborn {
             outcome.mismatch = disagreement;
         }
-        let reborn = match (before, known.said) {
-            (Said::Open { life: old, .. }, Said::Open { life: new, .. }) => old != new,
-            _ => true,
-        };
         if reborn {
             known.told = false;
         }
