@@ -100,6 +100,9 @@ pub enum ReplicaMessage {
         config: Config,
         /// The epochs that made the primary's copy, this one last.
         lineage: Lineage,
+        /// The epoch by whose authority this one begins: an owner that has promised anything above it refuses. After
+        /// a takeover it is the config's own epoch, which the owners have promised.
+        since: Epoch,
         /// Whether the config is in force.
         effective: bool,
         /// The stream goes on with the next write; else the primary waits for a [`ReplicaMessage::Position`].
@@ -113,6 +116,8 @@ pub enum ReplicaMessage {
         header: SnapshotHeader,
         /// Whether it is a whole copy.
         whole: bool,
+        /// Whether the sender follows the primary's stream; else it only keeps a copy.
+        follows: bool,
     },
     /// The next writes.
     Append {
