@@ -62,10 +62,6 @@ impl Log {
         self.end() == end
     }
 
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
     /// Appends the next write, and forgets the oldest beyond `max_bytes`.
     pub(super) fn push(&mut self, version: Version, write: Arc<Write>, max_bytes: usize) {
         let bytes = write_len(&write);

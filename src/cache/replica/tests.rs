@@ -262,9 +262,11 @@ impl Net {
         true
     }
 
+    /// So many deliveries, and not much time: no delete is forgotten meanwhile.
     fn run(&mut self, steps: usize) {
+        let until = self.now + Duration::from_secs(3);
         for _ in 0..steps {
-            if !self.step() {
+            if self.now > until || !self.step() {
                 break;
             }
         }
