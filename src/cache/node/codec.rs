@@ -114,3 +114,7 @@ pub(super) mod answered {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "codec_tests.rs"]
+mod tests;

