@@ -80,6 +80,8 @@ impl Replica {
             Role::Following(following) if goes_on && following.epoch == beginning.since => {
                 following.epoch = epoch;
                 following.lineage = lineage;
+                // what was sent before may have been refused: then the next write does not fit, and the primary hears
+                following.asked = false;
                 self.acknowledge(from);
             }
             Role::Idle | Role::Following(_) | Role::Leading(_) => {
@@ -127,6 +129,14 @@ impl Replica {
         };
         let end = end.cloned();
         self.send(to, Lane::Control, ReplicaMessage::Ack { epoch, end, whole });
+    }
+
+    /// Whether this node follows a primary.
+    pub(super) fn follows(&self, primary: &Peer) -> bool {
+        match &self.role {
+            Role::Following(following) => following.epoch.primary == *primary,
+            Role::Idle | Role::Leading(_) => false,
+        }
     }
 
     /// Whether something of this epoch is to be taken from this peer.
@@ -217,16 +227,8 @@ impl Replica {
         if self.config().is_some_and(|known| known.epoch > config.epoch) {
             return self.correct(from, config.epoch, ctx);
         }
-        let same_primary = match &self.role {
-            Role::Following(following) => following.epoch.primary == *from,
-            Role::Idle | Role::Leading(_) => false,
-        };
-        if same_primary {
-            // its stream says the rest, in order
-            self.learn(config.clone(), true);
-        } else {
-            self.hear(Some(config.clone()), true, ctx);
-        }
+        let same_primary = self.follows(from);
+        self.hear(Some(config.clone()), true, ctx);
         if let Role::Leading(_) = self.role {
             return;
         }

@@ -242,8 +242,10 @@ impl Replica {
         let overtaken = self.config().is_none_or(|known| known.epoch < config.epoch);
         let epoch = config.epoch.clone();
         if self.learn(config, effective) && overtaken {
-            // its owners have promised it: to follow an older one would be of no use
-            self.promised = self.promised.take().max(Some(epoch));
+            // to follow an older one is of no use any more; but the primary's own stream gets there in order
+            if !self.follows(&epoch.primary) {
+                self.promised = self.promised.take().max(Some(epoch));
+            }
             self.nominated = None;
             self.inquiry = None;
             self.step_down(ctx);

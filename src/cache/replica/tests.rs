@@ -177,13 +177,15 @@ impl Net {
         if a == b || self.links.contains(&(a.clone(), b.clone())) == up {
             return;
         }
-        for (a, b) in [(a, b), (b, a)] {
+        self.queues.retain(|(from, to, _), _| !((from == a && to == b) || (from == b && to == a)));
+        for link in [(a.clone(), b.clone()), (b.clone(), a.clone())] {
             if up {
-                self.links.insert((a.clone(), b.clone()));
+                self.links.insert(link)
             } else {
-                self.links.remove(&(a.clone(), b.clone()));
-            }
-            self.queues.retain(|(from, to, _), _| !((from == a && to == b) || (from == b && to == a)));
+                self.links.remove(&link)
+            };
+        }
+        for (a, b) in [(a, b), (b, a)] {
             if let Some(node) = self.nodes.get_mut(a) {
                 if up {
                     node.members.up.insert(b.clone())
