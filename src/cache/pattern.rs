@@ -405,10 +405,9 @@ impl TryFrom<Vec<Pattern>> for RecordPattern {
     }
 }
 
-impl TryFrom<&RecordPattern> for RecordPattern {
-    type Error = std::convert::Infallible;
-    fn try_from(pattern: &RecordPattern) -> Result<Self, Self::Error> {
-        Ok(pattern.clone())
+impl From<&RecordPattern> for RecordPattern {
+    fn from(pattern: &RecordPattern) -> Self {
+        pattern.clone()
     }
 }
 

@@ -85,9 +85,9 @@ impl CacheNode {
         Ok(())
     }
 
-    /// This shard's part of `max_pending`.
+    /// All of `max_pending`, for all may be about one key. The driver counts the operations of all shards together.
     pub(super) fn max_pending(&self) -> usize {
-        self.config.max_pending.div_ceil(self.shard.of as usize)
+        self.config.max_pending
     }
 
     pub(super) fn next_id(&mut self) -> u64 {

@@ -322,6 +322,8 @@ impl Hosted {
             let _ = waiter.send(Err(CacheError::Stopped));
         }
         self.events.close();
+        // its task ends
+        self.timer.notify_one();
         driver.pulse.notify_waiters();
     }
 
