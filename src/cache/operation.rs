@@ -262,3 +262,7 @@ fn few_enough(count: usize, config: &CacheConfig) -> Result<(), CacheError> {
     let (what, option) = ("the number of records in a batch".into(), "max_batch_records".into());
     Err(CacheError::TooLarge { what, given, max, option })
 }
+
+#[cfg(test)]
+#[path = "operation_tests.rs"]
+mod tests;

@@ -20,7 +20,7 @@ use crate::types::{Group, Incarnation, NodeId, Peer};
 #[cfg(feature = "cache")]
 mod cache;
 #[cfg(feature = "cache")]
-pub use cache::{cache_pattern, cache_store, cache_term};
+pub use cache::{cache_message, cache_node, cache_pattern, cache_store, cache_term};
 
 /// The decoder of frames: the first byte is the lane. What decodes can be said, and is then heard the same.
 pub fn wire(input: &[u8]) -> bool {

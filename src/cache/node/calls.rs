@@ -40,7 +40,7 @@ fn is_misdirected(error: &CacheError) -> bool {
 
 /// The lane for a message of about so many bytes.
 pub(super) fn lane_for(bytes: usize) -> Lane {
-    if bytes > SMALL { Lane::Data } else { Lane::Control }
+    if bytes > SMALL { Lane::Bulk } else { Lane::Control }
 }
 
 // Beginning and ending.
@@ -79,15 +79,11 @@ impl CacheNode {
         if options.deadline <= now {
             return Err(CacheError::Timeout { applied: Applied::No });
         }
-        if self.pending.len() >= self.max_pending() {
+        // all may be about one key of this shard; the driver counts the operations of all shards together
+        if self.pending.len() >= self.config.max_pending {
             return Err(CacheError::Busy);
         }
         Ok(())
-    }
-
-    /// All of `max_pending`, for all may be about one key. The driver counts the operations of all shards together.
-    pub(super) fn max_pending(&self) -> usize {
-        self.config.max_pending
     }
 
     pub(super) fn next_id(&mut self) -> u64 {
@@ -122,8 +118,7 @@ impl CacheNode {
             let unknown = self.pending.get(id).is_some_and(|pending| {
                 pending.is_write() && (pending.doubt.is_some() || !matches!(pending.state, State::Waiting))
             });
-            let error =
-                if unknown { CacheError::Timeout { applied: Applied::Unknown } } else { CacheError::Stopped };
+            let error = if unknown { CacheError::Interrupted } else { CacheError::Stopped };
             self.finish(id, Err(error));
         }
     }
@@ -387,8 +382,10 @@ impl CacheNode {
         {
             pending.hint = Some((primary.clone(), epoch.clone()));
         }
-        // at once where somebody was named, as long as that leads anywhere
-        let follow = pending.hint.is_some() && pending.attempts < 4;
+        // at once where somebody was named, as long as epochs rise: two who name each other lead nowhere
+        let named = pending.hint.as_ref().and_then(|(_, epoch)| epoch.clone());
+        let follow = pending.hint.is_some() && named > pending.followed;
+        pending.followed = pending.followed.take().max(named);
         let partition = pending.partition;
         let why = CacheError::NotActive { partition };
         self.pause(id, why, now);

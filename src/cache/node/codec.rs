@@ -117,4 +117,4 @@ pub(super) mod answered {
 
 #[cfg(test)]
 #[path = "codec_tests.rs"]
-mod tests;
+pub(super) mod tests;

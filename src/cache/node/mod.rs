@@ -28,7 +28,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::config::{CacheConfig, ReadMode};
+use super::config::{CacheConfig, ReadMode, WriteMode};
 use super::error::CacheError;
 use super::operation::{Operation, Options, ReadOp, Reply};
 use super::partition::PartitionId;
@@ -136,6 +136,12 @@ impl CacheNode {
     pub fn with_rules(mut self, rules: Rules) -> Self {
         self.rules = rules;
         self
+    }
+
+    /// What a [`CacheMessage::Replica`] of this peer has to name to be heard.
+    #[cfg(feature = "testing")]
+    pub fn session(&self, peer: &Peer) -> Option<u32> {
+        self.peers.session(peer)
     }
 
     /// Who this node is.
@@ -310,8 +316,9 @@ impl CacheNode {
         if self.closed || *peer == self.me {
             return;
         }
-        let hello = self.peers.handle_up(peer, &self.config);
-        self.send(peer.clone(), Lane::Control, hello);
+        if let Some(hello) = self.peers.handle_up(peer, &self.config) {
+            self.send(peer.clone(), Lane::Control, hello);
+        }
         self.settle(now);
     }
 
@@ -359,7 +366,13 @@ impl CacheNode {
             CacheMessage::Copy { request, epoch, owners, covers, result } => {
                 self.handle_copy(from, request, quorum::Copy { epoch, owners, covers, result }, now);
             }
-            CacheMessage::Nudge { .. } => {}
+            // what is missing there is on its way, or is put on its way now
+            CacheMessage::Nudge { partition, .. } => {
+                let place = self.place(partition).filter(|_| self.peers.takes_part(from));
+                if let Some(place) = place {
+                    self.with(place, now, |replica, ctx| replica.handle_timeout(ctx));
+                }
+            }
         }
         self.settle(now);
     }
@@ -574,6 +587,10 @@ impl CacheNode {
         options: Options,
         now: Duration,
     ) {
+        let mut options = options;
+        if self.config.write_mode == WriteMode::Strong {
+            options.write_mode = WriteMode::Strong;
+        }
         self.begin(ticket, partition, operation, options, now);
         self.settle(now);
     }

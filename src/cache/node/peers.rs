@@ -170,11 +170,11 @@ impl Peers {
         self.known.retain(|peer, known| known.link || view.contains(peer));
     }
 
-    /// A link: the Hello to be said.
-    pub(super) fn handle_up(&mut self, peer: &Peer, config: &CacheConfig) -> CacheMessage {
+    /// A link: the Hello to be said, if the link is a new one.
+    pub(super) fn handle_up(&mut self, peer: &Peer, config: &CacheConfig) -> Option<CacheMessage> {
         let known = self.known.entry(peer.clone()).or_default();
-        (known.link, known.heard_us, known.told) = (true, false, false);
-        self.hello(config.terms(), false)
+        let new = !std::mem::replace(&mut known.link, true);
+        new.then(|| self.hello(config.terms(), false))
     }
 
     /// Whether it was up. What it has said stays true until the view drops it: it may be back in a moment.

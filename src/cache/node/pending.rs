@@ -57,6 +57,8 @@ pub(super) struct Pending {
     pub(super) attempts: u32,
     /// Who serves, as the last node that was asked wrongly said.
     pub(super) hint: Option<(Peer, Option<Epoch>)>,
+    /// The highest epoch in which somebody was said to serve.
+    pub(super) followed: Option<Epoch>,
     pub(super) doubt: Option<Doubt>,
     /// It may have been carried out twice: its counts are of the second time.
     pub(super) repeated: bool,
@@ -76,6 +78,7 @@ impl Pending {
             state: State::Waiting,
             attempts: 0,
             hint: None,
+            followed: None,
             doubt: None,
             repeated: false,
             last: None,

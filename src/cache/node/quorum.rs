@@ -1,5 +1,5 @@
 //! A read by quorum: a majority of the owners of the newest epoch that any of them knows has to answer from an active
-//! copy, and the copy that is furthest is right. Copies follow one stream, so the furthest holds whatever the others
+//! copy that follows that epoch, and the copy that is furthest is right. Copies follow one stream, so the furthest holds whatever the others
 //! hold; what is absent in it has been deleted or never was. A write that was acknowledged by a majority is in at least
 //! one of any majority.
 
@@ -104,8 +104,10 @@ impl Quorum {
         if let Some(error) = refused {
             return Verdict::Refused(error);
         }
+        // a copy that does not follow this epoch yet may hold what is lost in it
         let good: Vec<(&Peer, &Copy, &Reply)> = heard
             .iter()
+            .filter(|(_, copy)| copy.epoch.as_ref() == Some(epoch))
             .filter_map(|(owner, copy)| copy.result.as_ref().ok().map(|reply| (*owner, *copy, reply)))
             .collect();
         let furthest = good.iter().max_by(|(_, _, a), (_, _, b)| a.version.cmp(&b.version));
@@ -194,8 +196,11 @@ mod tests {
             panic!("{:?}", quorum.verdict())
         };
         assert_eq!(ask, [peer("c"), peer("d")]);
-        quorum.ask(&peer("c"));
-        quorum.hear(&peer("c"), said(2, 5, &["b", "c", "d"]));
+        ["c", "d"].iter().for_each(|name| quorum.ask(&peer(name)));
+        // c has not heard of the epoch: what it holds may be lost in it
+        quorum.hear(&peer("c"), said(1, 9, &["a", "b"]));
+        assert!(matches!(quorum.verdict(), Verdict::Open { got: 1, need: 2, .. }));
+        quorum.hear(&peer("d"), said(2, 5, &["b", "c", "d"]));
         assert_eq!(seq(&quorum.verdict()), Some(5), "9 of epoch 1 is not of it");
     }
 

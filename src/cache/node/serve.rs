@@ -139,7 +139,7 @@ impl CacheNode {
             }
             return Some(Err(error));
         }
-        if self.memories.get(from).is_some_and(|memory| memory.under_way() >= self.max_pending()) {
+        if self.memories.get(from).is_some_and(|memory| memory.under_way() >= self.config.max_pending) {
             return Some(Err(CacheError::Busy));
         }
         let patience = Duration::from_millis(options.patience_ms.into()).min(LONGEST);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::*;
-use crate::cache::config::{Table, WriteMode};
+use crate::cache::config::Table;
 use crate::cache::error::Applied;
 use crate::cache::operation::{Outcome, WriteOp};
 use crate::cache::term::{Record, Term};
@@ -17,6 +17,7 @@ use crate::record;
 use crate::types::Incarnation;
 
 mod calls;
+mod corpus;
 mod membership;
 mod replication;
 
@@ -51,6 +52,8 @@ pub(super) struct Net {
     last_ticket: u64,
     seed: u64,
     step: u64,
+    /// All that a hears, if it is gathered.
+    to_a: Option<Vec<(Peer, Vec<u8>, String)>>,
 }
 
 impl Net {
@@ -69,6 +72,7 @@ impl Net {
             last_ticket: 0,
             seed,
             step: 0,
+            to_a: None,
         }
     }
 
@@ -242,6 +246,14 @@ impl Net {
         let (from, to, _) = wire;
         for message in codec::decode(&bytes).unwrap() {
             let kind = format!("{message:?}");
+            if let (Some(heard), "a") = (&mut self.to_a, to.node.as_str()) {
+                let kind = match &message {
+                    CacheMessage::Replica { message, .. } => format!("{message:?}"),
+                    other => format!("{other:?}"),
+                };
+                let kind = kind.split([' ', '(', '{']).next().unwrap().to_lowercase();
+                heard.push((from.clone(), bytes.clone(), kind));
+            }
             let kind = kind.split([' ', '(']).next().unwrap().to_string();
             self.delivered.push((from.clone(), to.clone(), kind));
             if self.nodes.contains_key(to) {

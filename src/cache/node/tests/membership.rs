@@ -223,7 +223,7 @@ fn a_closed_cache_ends_its_operations_and_hears_nothing() {
     let sent = net.begin("a", partition, put, |_| {});
     let read = net.begin("a", partition, get_of(&key), |_| {});
     net.with("a", |node, now| node.close(now));
-    assert_eq!(net.answer(sent), Some(Err(CacheError::Timeout { applied: Applied::Unknown })));
+    assert_eq!(net.answer(sent), Some(Err(CacheError::Interrupted)));
     assert_eq!(net.answer(read), Some(Err(CacheError::Stopped)));
     let late = net.begin("a", partition, get_of(&key), |_| {});
     assert_eq!(net.answer(late), Some(Err(CacheError::Stopped)));
