@@ -528,18 +528,18 @@ impl CacheNode {
     }
 
     fn ask_owners(&mut self, id: u64, owners: Vec<Peer>, now: Duration) {
-        let Some(pending) = self.pending.get_mut(id) else { return };
-        let State::Quorum(quorum) = &mut pending.state else { return };
-        let mut quorum = std::mem::take(&mut **quorum);
+        let Some(pending) = self.pending.get(id) else { return };
         let partition = pending.partition;
         let options = pending.forwarded(now, false);
         let operation = pending.operation.clone();
         for owner in owners {
-            quorum.ask(&owner);
+            self.pending.change_quorum(id, |quorum| quorum.ask(&owner));
             if owner == self.me {
                 let Operation::Read(read) = &operation else { continue };
                 if let Some(copy) = self.own_copy(partition, read, options.at_least.as_ref()) {
-                    quorum.hear(&owner, copy);
+                    self.pending.change_quorum(id, |quorum| {
+                        quorum.hear(&owner, copy);
+                    });
                 }
             } else {
                 let (operation, options) = (operation.clone(), options.clone());
@@ -548,8 +548,6 @@ impl CacheNode {
                 self.send(owner, Lane::Control, message);
             }
         }
-        // entered anew, so that it is found by those who were asked
-        self.pending.enter(id, State::Quorum(Box::new(quorum)), None);
     }
 
     fn decided(&mut self, id: u64, reply: Reply, covers: Option<bool>, now: Duration) {
@@ -643,10 +641,10 @@ impl CacheNode {
                     }
                     self.pause(id, CacheError::Unreachable { partition, node, applied }, now);
                 }
-                State::Quorum(quorum) => {
-                    let mut rest = std::mem::take(&mut **quorum);
-                    rest.lose(peer);
-                    self.pending.enter(id, State::Quorum(Box::new(rest)), None);
+                State::Quorum(_) => {
+                    self.pending.change_quorum(id, |quorum| {
+                        quorum.lose(peer);
+                    });
                     self.advance_quorum(id, now);
                 }
                 State::Waiting | State::AtReplica => {}

@@ -194,6 +194,20 @@ impl PendingTable {
         }
     }
 
+    /// Changes whom a read by quorum has asked or heard; nothing for what is in another state.
+    pub(super) fn change_quorum(&mut self, id: u64, change: impl FnOnce(&mut Quorum)) {
+        let Some(State::Quorum(quorum)) = self.all.get_mut(&id).map(|pending| &mut pending.state) else {
+            return;
+        };
+        let before: Vec<Peer> = quorum.asked().cloned().collect();
+        change(quorum);
+        let after: Vec<Peer> = quorum.asked().cloned().collect();
+        before.iter().for_each(|peer| self.unlist(peer, id));
+        after.into_iter().for_each(|peer| {
+            self.sent.entry(peer).or_default().insert(id);
+        });
+    }
+
     /// Those that wait for something to change in this partition.
     pub(super) fn waiting_for(&self, partition: PartitionId) -> impl Iterator<Item = u64> {
         self.waiting.get(&partition).into_iter().flatten().copied()

@@ -276,3 +276,22 @@ fn reads_that_this_node_may_answer_take_no_way() {
     let read = net.operate(stranger, partition, all, |_| {}).unwrap();
     assert_eq!(read.outcome, Outcome::Bindings(vec![vec![key.as_str().into(), 1.into()]]));
 }
+
+// caught by: a read by quorum that is still listed at a peer when it has ended
+#[test]
+fn a_read_by_quorum_goes_on_when_an_owner_is_lost() {
+    let mut net = Net::of(1, &["a", "b", "c"], &config().replicas(3));
+    let partition = PartitionId::new(0);
+    let key = key_of(&config(), partition);
+    assert!(net.put("a", &key, 1).is_ok());
+    net.hold = held("Copy", "b");
+    let read = net.begin("a", partition, get_of(&key), |options| options.read_mode = ReadMode::Quorum);
+    net.cut("a", "c");
+    net.run();
+    assert_eq!(net.answer(read), None, "b is waited for");
+    net.hold = None;
+    net.run_for(SECOND);
+    assert_eq!(value(net.answer(read).unwrap().unwrap()), Some(1));
+    net.cut("a", "b");
+    assert_eq!(net.node("a").in_flight(), (0, 0));
+}
