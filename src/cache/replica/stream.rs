@@ -233,12 +233,16 @@ impl Replica {
             None if diverged => {
                 leading.merges.insert(from.clone(), Merging::new(header));
             }
+            // all wanted owners are active: nobody needs it
             None if leading.settled => {
                 let epoch = epoch.clone();
                 // in order with a stream that may begin after it
                 self.send(from, Lane::Bulk, ReplicaMessage::Release { epoch });
             }
-            None => {}
+            None => {
+                // told again when they are
+                leading.announced.insert(from.clone(), false);
+            }
         }
     }
 
