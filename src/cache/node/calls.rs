@@ -102,11 +102,18 @@ impl CacheNode {
         let Some(id) = self.pending.id_of(ticket) else { return };
         let Some(pending) = self.pending.remove(id) else { return };
         self.ready.remove(&id);
-        if let (State::AtReplica, Some(place)) = (&pending.state, self.place(pending.partition))
-            && let Some(replica) = self.replicas.get_mut(place)
-        {
+        let at_replica = matches!(pending.state, State::AtReplica);
+        if let Some(place) = self.place(pending.partition).filter(|_| at_replica) {
+            self.forget_write(place, id);
+        }
+    }
+
+    /// Nobody waits for this write any more; its alarm at the replica goes with it.
+    fn forget_write(&mut self, place: usize, id: u64) {
+        if let Some(replica) = self.replicas.get_mut(place) {
             replica.forget(id);
         }
+        self.set_alarm(place);
     }
 
     /// The cache closes.
@@ -131,10 +138,9 @@ impl CacheNode {
             return;
         }
         let error = pending.overdue();
-        if let (State::AtReplica, Some(place)) = (&pending.state, self.place(pending.partition))
-            && let Some(replica) = self.replicas.get_mut(place)
-        {
-            replica.forget(id);
+        let at_replica = matches!(pending.state, State::AtReplica);
+        if let Some(place) = self.place(pending.partition).filter(|_| at_replica) {
+            self.forget_write(place, id);
         }
         self.finish(id, Err(error));
     }
