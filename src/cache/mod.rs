@@ -11,6 +11,8 @@
 //! * [`Store`] holds the records of one partition: what a [`Write`] of the stream does, and how copies compare.
 
 pub mod config;
+#[cfg(feature = "consensus")]
+pub mod consensus;
 pub mod error;
 pub mod node;
 pub mod operation;

@@ -8,11 +8,12 @@ use crate::cache::config::{ReadMode, WriteMode};
 use crate::cache::error::{Applied, CacheError};
 use crate::cache::operation::{Operation, Options, Outcome, Reply, WriteOp};
 use crate::cache::partition::PartitionId;
-use crate::cache::replica::{Coverage, Replica};
+use crate::cache::replica::Coverage;
 use crate::cache::version::Epoch;
 use crate::transport::Lane;
 use crate::types::Peer;
 
+use super::copies::Replica;
 use super::message::{CacheMessage, ForwardOptions};
 use super::pending::{Doubt, Pending, State};
 use super::quorum::{self, Quorum, Verdict};
@@ -178,8 +179,11 @@ impl CacheNode {
             return;
         }
         pending.attempts = pending.attempts.saturating_add(1);
+        let strong = self.config.write_mode == WriteMode::Strong;
         match &pending.operation {
             Operation::Read(_) => match pending.options.read_mode {
+                // a strong cache has one who knows everything
+                ReadMode::Quorum if strong => self.attempt_primary(id, now),
                 ReadMode::Quorum => self.attempt_quorum(id, now),
                 ReadMode::Local => self.attempt_local(id, now),
                 ReadMode::Primary => self.attempt_primary(id, now),
@@ -321,6 +325,11 @@ impl CacheNode {
         let Some(place) = self.place(pending.partition) else { return };
         let Some(replica) = self.replicas.get(place) else { return };
         if let Operation::Read(read) = &pending.operation {
+            if !self.may_read(replica, now) {
+                let partition = pending.partition;
+                self.pause(id, CacheError::NotActive { partition }, now);
+                return;
+            }
             let coverage = pending.options.at_least.as_ref().map(|write| (replica.covers(write), write));
             match coverage {
                 None | Some((Coverage::Yes, _)) => {
@@ -349,18 +358,10 @@ impl CacheNode {
     fn write_here(&mut self, id: u64, place: usize, now: Duration) {
         let Some(pending) = self.pending.get_mut(id) else { return };
         pending.repeated |= pending.doubt.is_some();
-        let Operation::Write(op) = &pending.operation else { return };
+        let Operation::Write(op) = pending.operation.clone() else { return };
         let (mode, deadline) = (pending.options.write_mode, pending.options.deadline);
-        let Some(replica) = self.replicas.get_mut(place) else { return };
-        let ctx = crate::cache::replica::Context {
-            me: &self.me,
-            config: &self.config,
-            now,
-            members: &self.members,
-            rules: self.rules,
-        };
-        let begun = replica.write(id, op, mode, deadline, ctx);
-        self.touched.insert(place);
+        let begun = self.with(place, now, |replica, given| replica.write(id, &op, mode, deadline, given));
+        let Some(begun) = begun else { return };
         match begun {
             Ok(()) => self.pending.enter(id, State::AtReplica, None),
             Err(error) => self.refused(id, error, now),

@@ -84,6 +84,14 @@ pub enum CacheMessage {
         /// How far it is.
         end: Option<Version>,
     },
+    /// Between the shards of a `strong` cache. It stays last: only nodes with the feature know it.
+    #[cfg(feature = "consensus")]
+    Strong {
+        /// Between which lives of the cache on both nodes.
+        session: u32,
+        /// What.
+        message: super::strong::StrongMessage,
+    },
 }
 
 /// How a forwarded operation is carried out.

@@ -32,7 +32,7 @@ use super::config::{CacheConfig, ReadMode, WriteMode};
 use super::error::CacheError;
 use super::operation::{Operation, Options, ReadOp, Reply};
 use super::partition::PartitionId;
-use super::replica::{CacheEvent, Context, Coverage, Members, OwnerState, Replica, ReplicaEffect, Rules};
+use super::replica::{CacheEvent, Context, Coverage, Members, OwnerState, Rules};
 use super::store::Store;
 use crate::ring::{Ring, RingConfig};
 use crate::transport::Lane;
@@ -40,6 +40,7 @@ use crate::types::{NodeId, Peer};
 
 mod calls;
 pub mod codec;
+mod copies;
 mod effect;
 mod memory;
 pub mod message;
@@ -47,6 +48,8 @@ mod peers;
 mod pending;
 mod quorum;
 mod serve;
+#[cfg(feature = "consensus")]
+pub mod strong;
 #[cfg(test)]
 mod tests;
 
@@ -54,6 +57,7 @@ pub use codec::CodecError;
 pub use effect::{CacheEffect, PartitionStatus, Readiness, Shard};
 pub use message::{CacheMessage, ForwardOptions};
 
+use copies::{Given, Replica, Said, Wanted};
 use memory::Memory;
 use peers::{Consequences, Hello, Peers};
 use pending::PendingTable;
@@ -76,6 +80,9 @@ pub struct CacheNode {
     /// By their place in the shard.
     replicas: Vec<Replica>,
     wanted: Vec<Vec<Peer>>,
+    /// Write mode `strong` only.
+    #[cfg(feature = "consensus")]
+    strong: Option<Box<strong::Strong>>,
     alarms: BTreeSet<(Duration, usize)>,
     alarm_of: Vec<Option<Duration>>,
     /// Replicas that may have effects.
@@ -104,7 +111,15 @@ impl CacheNode {
         let ctx = Context { me: &me, config: &config, now, members: &members, rules: Rules::default() };
         let replicas: Vec<_> = shard.partitions(config.partitions).map(|id| Replica::new(id, ctx)).collect();
         let count = replicas.len();
+        #[cfg(feature = "consensus")]
+        let strong = (config.write_mode == super::config::WriteMode::Strong).then(|| {
+            let member = super::consensus::Member { peer: me.clone(), opening: opened as u32 };
+            let expected = config.expected_nodes.unwrap_or(usize::MAX);
+            Box::new(strong::Strong::new(member, expected, config.replicas, seed, now))
+        });
         Self {
+            #[cfg(feature = "consensus")]
+            strong,
             peers: Peers::new(me.clone(), shard.of, opened as u32),
             members,
             ring: Vec::new(),
@@ -233,6 +248,8 @@ impl CacheNode {
     pub fn footprint(&self) -> usize {
         let remembered: usize = self.memories.values().map(Memory::len).sum();
         let calls = self.pending.len() + self.served.len() + self.ready.len() + remembered;
+        #[cfg(feature = "consensus")]
+        let calls = calls + self.strong.as_ref().map_or(0, |strong| strong.len());
         calls + self.effects.len() + self.alarms.len() + self.peers.len()
     }
 
@@ -246,7 +263,8 @@ impl CacheNode {
     ) -> Option<Result<Reply, CacheError>> {
         let replica = self.replica(partition)?;
         let may = match options.read_mode {
-            ReadMode::Primary => replica.serving().is_some(),
+            // a lease has an end, and no time comes in here
+            ReadMode::Primary => replica.serving().is_some() && !replica.is_strong(),
             ReadMode::Local => replica.serving().is_some() || replica.is_active(),
             ReadMode::Quorum => false,
         };
@@ -285,6 +303,21 @@ impl CacheNode {
     fn place(&self, partition: PartitionId) -> Option<usize> {
         let place = self.shard.place(partition);
         (self.shard.holds(partition) && place < self.replicas.len()).then_some(place)
+    }
+
+    fn is_strong(&self) -> bool {
+        self.config.write_mode == super::config::WriteMode::Strong
+    }
+
+    /// Whether this node's copy, which serves, may be read now.
+    fn may_read(&self, replica: &Replica, now: Duration) -> bool {
+        let (me, config, members, rules) = (&self.me, &*self.config, &self.members, self.rules);
+        let base = Context { me, config, now, members, rules };
+        #[cfg(feature = "consensus")]
+        let given = Given { base, strong: self.strong.as_deref() };
+        #[cfg(not(feature = "consensus"))]
+        let given = Given { base };
+        replica.may_read(given)
     }
 
     fn replica(&self, partition: PartitionId) -> Option<&Replica> {
@@ -355,8 +388,18 @@ impl CacheNode {
                         self.came_up(from, now);
                     }
                     if let Some(place) = self.place(partition) {
-                        self.with(place, now, |replica, ctx| replica.handle_message(from, message, ctx));
+                        let said = Said::Plain(message);
+                        self.with(place, now, |replica, given| replica.handle_message(from, said, given));
                     }
+                }
+            }
+            #[cfg(feature = "consensus")]
+            CacheMessage::Strong { session, message } => {
+                if self.peers.session(from) == Some(session) {
+                    if self.peers.handle_session(from) {
+                        self.came_up(from, now);
+                    }
+                    self.handle_strong(from, message, now);
                 }
             }
             CacheMessage::Forward { request, partition, operation, options, epoch } => {
@@ -382,9 +425,11 @@ impl CacheNode {
         if self.closed {
             return;
         }
+        #[cfg(feature = "consensus")]
+        self.strong_timeout(now);
         let due: Vec<usize> = self.alarms.range(..=(now, usize::MAX)).map(|(_, place)| *place).collect();
         for place in due {
-            self.with(place, now, |replica, ctx| replica.handle_timeout(ctx));
+            self.with(place, now, |replica, given| replica.handle_timeout(given));
         }
         // replicas first: they say how many owners have confirmed, and this only that the time is over
         self.settle(now);
@@ -415,8 +460,10 @@ impl CacheNode {
     /// It can be talked to.
     fn came_up(&mut self, peer: &Peer, now: Duration) {
         self.members.up.insert(peer.clone());
+        #[cfg(feature = "consensus")]
+        self.strong_peer_up(peer, now);
         for place in 0..self.replicas.len() {
-            self.with(place, now, |replica, ctx| replica.handle_peer_up(peer, ctx));
+            self.with(place, now, |replica, given| replica.handle_peer_up(peer, given));
         }
         self.ready.extend(self.pending.waiting());
         self.changed = true;
@@ -425,8 +472,10 @@ impl CacheNode {
     /// What was under way to it or from it is lost.
     fn went_down(&mut self, peer: &Peer, now: Duration) {
         self.members.up.remove(peer);
+        #[cfg(feature = "consensus")]
+        self.strong_peer_down(peer, now);
         for place in 0..self.replicas.len() {
-            self.with(place, now, |replica, ctx| replica.handle_peer_down(peer, ctx));
+            self.with(place, now, |replica, given| replica.handle_peer_down(peer, given));
         }
         self.lose_peer(peer, now);
         self.changed = true;
@@ -448,13 +497,15 @@ impl CacheNode {
         let same = (&members.live, &members.draining, members.complete)
             == (&self.members.live, &self.members.draining, self.members.complete);
         self.members = members;
+        #[cfg(feature = "consensus")]
+        self.tell_consensus_members(now);
         if same {
             return;
         }
         self.place_on_ring();
         for place in 0..self.replicas.len() {
             let Some(wanted) = self.wanted.get(place).cloned() else { continue };
-            self.with(place, now, |replica, ctx| replica.handle_members(&wanted, ctx));
+            self.with(place, now, |replica, given| replica.handle_members(&wanted, given));
         }
         for peer in self.pending.asked_peers() {
             if !self.members.live.contains(&peer) {
@@ -493,11 +544,16 @@ impl CacheNode {
         &mut self,
         place: usize,
         now: Duration,
-        input: impl FnOnce(&mut Replica, Context<'_>) -> R,
+        input: impl FnOnce(&mut Replica, Given<'_>) -> R,
     ) -> Option<R> {
         let replica = self.replicas.get_mut(place)?;
         let (me, config, members, rules) = (&self.me, &*self.config, &self.members, self.rules);
-        let result = input(replica, Context { me, config, now, members, rules });
+        let base = Context { me, config, now, members, rules };
+        #[cfg(feature = "consensus")]
+        let given = Given { base, strong: self.strong.as_deref() };
+        #[cfg(not(feature = "consensus"))]
+        let given = Given { base };
+        let result = input(replica, given);
         self.touched.insert(place);
         Some(result)
     }
@@ -507,6 +563,7 @@ impl CacheNode {
         loop {
             if let Some(place) = self.touched.pop_first() {
                 self.follow_replica(place, now);
+            } else if self.follow_strong(now) {
             } else if let Some(id) = self.ready.pop_first() {
                 self.attempt(id, now);
             } else {
@@ -522,22 +579,43 @@ impl CacheNode {
     fn follow_replica(&mut self, place: usize, now: Duration) {
         while let Some(effect) = self.replicas.get_mut(place).and_then(Replica::poll_effect) {
             match effect {
-                ReplicaEffect::Send { to, lane, message } => {
+                Wanted::Send { to, lane, said } => {
                     let partition = self.partition_at(place);
                     // who is not up hears nothing, and hears all there is to hear when it comes
                     if let Some(session) = self.peers.session(&to).filter(|_| self.peers.is_up(&to)) {
-                        self.send(to, lane, CacheMessage::Replica { partition, session, message });
+                        let message = match said {
+                            Said::Plain(message) => CacheMessage::Replica { partition, session, message },
+                            #[cfg(feature = "consensus")]
+                            Said::Strong(message) => {
+                                let message = strong::StrongMessage::Copy { partition, message };
+                                CacheMessage::Strong { session, message }
+                            }
+                        };
+                        self.send(to, lane, message);
                     }
                 }
-                ReplicaEffect::Written { ticket, result } => self.handle_written(ticket, result, now),
-                ReplicaEffect::Event(event) => self.effects.push_back(CacheEffect::Event(event)),
-                ReplicaEffect::Changed => {
+                #[cfg(feature = "consensus")]
+                Wanted::Propose(change) => self.propose(change, now),
+                Wanted::Written { ticket, result } => self.handle_written(ticket, result, now),
+                Wanted::Event(event) => self.effects.push_back(CacheEffect::Event(event)),
+                Wanted::Changed => {
                     self.changed = true;
                     self.ready.extend(self.pending.waiting_for(self.partition_at(place)));
                 }
             }
         }
         self.set_alarm(place);
+    }
+
+    /// Whether there was something to do for the consensus.
+    fn follow_strong(&mut self, now: Duration) -> bool {
+        #[cfg(feature = "consensus")]
+        return self.follow_consensus(now);
+        #[cfg(not(feature = "consensus"))]
+        {
+            let _ = now;
+            false
+        }
     }
 
     fn set_alarm(&mut self, place: usize) {
@@ -604,7 +682,7 @@ impl CacheNode {
     /// need be with nothing.
     pub fn accept_loss(&mut self, partition: PartitionId, now: Duration) {
         if let Some(place) = self.place(partition).filter(|_| !self.closed) {
-            self.with(place, now, |replica, ctx| replica.accept_loss(ctx));
+            self.with(place, now, |replica, given| replica.accept_loss(given));
         }
         self.settle(now);
     }
@@ -652,9 +730,9 @@ impl CacheNode {
             return None;
         }
         let replicas = self.alarms.first().map(|(at, _)| *at);
-        match (replicas, self.pending.next_wake()) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        let wakes = replicas.into_iter().chain(self.pending.next_wake());
+        #[cfg(feature = "consensus")]
+        let wakes = wakes.chain(self.strong_wake());
+        wakes.min()
     }
 }

@@ -122,6 +122,12 @@ impl Peers {
         matches!(self.known.get(peer).map(|known| known.said), Some(Said::Open { draining: true, .. }))
     }
 
+    /// Which opening of the cache this one is.
+    #[cfg(feature = "consensus")]
+    pub(super) fn own_life(&self) -> u32 {
+        self.life
+    }
+
     /// Which opening of its cache we have to do with, if it is open.
     pub(super) fn life_of(&self, peer: &Peer) -> Option<u32> {
         match self.known.get(peer)?.said {

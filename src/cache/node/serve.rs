@@ -6,7 +6,7 @@ use crate::cache::config::ReadMode;
 use crate::cache::error::{Applied, CacheError};
 use crate::cache::operation::{Operation, ReadOp, Reply, WriteOp};
 use crate::cache::partition::PartitionId;
-use crate::cache::replica::{Context, Coverage, Mutation};
+use crate::cache::replica::{Coverage, Mutation};
 use crate::cache::version::{Epoch, Version};
 use crate::types::Peer;
 
@@ -50,11 +50,12 @@ impl CacheNode {
             return self.answer(from, request, Err(error));
         }
         match operation {
-            Operation::Read(read) if options.read_mode == ReadMode::Quorum => {
+            // a strong cache has one who knows everything
+            Operation::Read(read) if options.read_mode == ReadMode::Quorum && !self.is_strong() => {
                 self.show_copy(from, request, partition, &read, options.at_least.as_ref());
             }
             Operation::Read(read) => {
-                let result = self.read_for(partition, &read, &options, epoch.as_ref());
+                let result = self.read_for(partition, &read, &options, epoch.as_ref(), now);
                 self.answer(from, request, result);
             }
             Operation::Write(op) => {
@@ -94,12 +95,16 @@ impl CacheNode {
         read: &ReadOp,
         options: &ForwardOptions,
         known: Option<&Epoch>,
+        now: Duration,
     ) -> Result<Reply, CacheError> {
         let Some(replica) = self.replica(partition) else { return Err(CacheError::NotActive { partition }) };
         let any_owner = options.read_mode == ReadMode::Local && replica.is_active();
         let serving = self.check_serving(partition, known);
         if !any_owner && !self.rules.breaks(Mutation::BlindExecution) {
             serving.clone()?;
+            if !self.may_read(replica, now) {
+                return Err(CacheError::NotActive { partition });
+            }
         }
         match options.at_least.as_ref().map(|write| (replica.covers(write), write)) {
             None | Some((Coverage::Yes, _)) => read_copy(replica, read),
@@ -145,11 +150,8 @@ impl CacheNode {
         let patience = Duration::from_millis(options.patience_ms.into()).min(LONGEST);
         let deadline = now.saturating_add(patience);
         let id = self.next_id();
-        let replica = self.replicas.get_mut(place)?;
-        let (me, config, members, rules) = (&self.me, &*self.config, &self.members, self.rules);
-        let begun =
-            replica.write(id, op, options.write_mode, deadline, Context { me, config, now, members, rules });
-        self.touched.insert(place);
+        let mode = options.write_mode;
+        let begun = self.with(place, now, |replica, given| replica.write(id, op, mode, deadline, given))?;
         if let Err(error) = begun {
             return Some(Err(error));
         }

@@ -25,10 +25,17 @@ pub enum Mutation {
     AckBeforeMajority,
     /// A partition is born without asking all members for copies.
     BirthUnasked,
+    /// A `Strong` primary reads its copy whether the other owners have granted it a lease or not.
+    ReadWithoutLease,
+    /// A `Strong` write is committed as soon as the primary has it.
+    CommitBeforeAll,
 }
 
 impl Mutation {
-    /// All of them.
+    /// Those of write mode `Strong`.
+    pub const STRONG: &[Mutation] = &[Mutation::ReadWithoutLease, Mutation::CommitBeforeAll];
+
+    /// All of the other write modes.
     pub const ALL: &[Mutation] = &[
         Mutation::BlindExecution,
         Mutation::PutsOnly,
