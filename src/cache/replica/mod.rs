@@ -142,7 +142,8 @@ impl Replica {
             nominated: None,
             offer: None,
             handed: None,
-            seen: 0,
+            // a cache that is closed and opened again is the same peer, and must not begin an epoch twice
+            seen: u64::try_from(ctx.now.as_micros()).unwrap_or(0),
             retry_at: Duration::ZERO,
             attempts: 0,
             stalled: None,
