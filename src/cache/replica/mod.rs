@@ -142,8 +142,9 @@ impl Replica {
             nominated: None,
             offer: None,
             handed: None,
-            // a cache that is closed and opened again is the same peer, and must not begin an epoch twice
-            seen: u64::try_from(ctx.now.as_micros()).unwrap_or(0),
+            // A cache that is closed and opened again is the same peer, and must not begin an epoch twice. And where
+            // incarnations tell the time, what is born after the loss of all copies comes after what was lost.
+            seen: ctx.me.incarnation.get().saturating_add(u64::try_from(ctx.now.as_micros()).unwrap_or(0)),
             retry_at: Duration::ZERO,
             attempts: 0,
             stalled: None,

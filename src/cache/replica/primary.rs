@@ -376,6 +376,7 @@ impl Replica {
         }
         self.pump(ctx);
         self.confirm(ctx);
+        self.plan_purge(ctx);
         Ok(())
     }
 
