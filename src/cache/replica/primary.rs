@@ -273,6 +273,9 @@ impl Replica {
         // a change of the owners begins all over, and none follows at once
         for _ in 0..4 {
             self.check_effective(ctx);
+            if let Role::Idle | Role::Following(_) = self.role {
+                return self.stand(ctx);
+            }
             self.keep_streams(ctx);
             if !self.change_owners(ctx) {
                 break;
@@ -301,6 +304,13 @@ impl Replica {
         let base = seq_of(leading.config.base.as_ref());
         let new = leading.count(base, ctx.me, end) >= majority(leading.config.owners.len());
         if !(old && new) && !ctx.rules.breaks(Mutation::ServeBeforeEffective) {
+            // owners have died meanwhile: it has to be asked again who is left
+            let live = |set: &Vec<Peer>| set.iter().filter(|peer| ctx.members.live.contains(*peer)).count();
+            let hopeless = live(&leading.config.owners) < majority(leading.config.owners.len())
+                || before.iter().any(|set| live(set) < quorum(set.len()));
+            if hopeless {
+                self.step_down(ctx);
+            }
             return;
         }
         let news = !leading.serving;
