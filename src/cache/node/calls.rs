@@ -340,10 +340,10 @@ impl CacheNode {
                     let (partition, version) = (pending.partition, version.clone());
                     self.finish(id, Err(CacheError::WriteLost { partition, version }));
                 }
-                // a primary that does not know of it is not the newest
-                Some((Coverage::NotYet, _)) => {
-                    let partition = pending.partition;
-                    self.pause(id, CacheError::NotActive { partition }, now);
+                // a primary that does not know of it is not the newest; if it is so to the end, the write is lost
+                Some((Coverage::NotYet, version)) => {
+                    let (partition, version) = (pending.partition, version.clone());
+                    self.pause(id, CacheError::WriteLost { partition, version }, now);
                 }
             }
             return;
@@ -394,7 +394,13 @@ impl CacheNode {
         let follow = pending.hint.is_some() && named > pending.followed;
         pending.followed = pending.followed.take().max(named);
         let partition = pending.partition;
-        let why = CacheError::NotActive { partition };
+        let why = match (&error, &pending.options.at_least) {
+            // the one that serves does not know of the write: as for a primary of this node
+            (CacheError::StaleEpoch { .. }, Some(version)) => {
+                CacheError::WriteLost { partition, version: version.clone() }
+            }
+            _ => CacheError::NotActive { partition },
+        };
         self.pause(id, why, now);
         if follow {
             self.ready.insert(id);

@@ -230,13 +230,15 @@ impl CacheNode {
         (replica.state() != OwnerState::Absent).then(|| (replica.store(), replica.is_active()))
     }
 
-    /// Whether nothing is left to hand over after [`CacheNode::drain`], or there is nobody to take it.
+    /// Whether nothing is left to hand over after [`CacheNode::drain`]. A node that holds records and has nobody to take
+    /// them is not drained: how long it waits for somebody is for the caller to say.
     pub fn is_drained(&self) -> bool {
-        let taker =
-            self.members.live.iter().any(|peer| !self.members.draining.contains(peer) && *peer != self.me);
-        self.closed
-            || (self.draining && !taker)
-            || (self.draining && self.replicas.iter().all(|replica| replica.state() == OwnerState::Absent))
+        let stays = |peer: &Peer| !self.members.draining.contains(peer) && *peer != self.me;
+        let taker = self.members.live.iter().any(stays);
+        let done = |replica: &Replica| {
+            replica.state() == OwnerState::Absent || (!taker && replica.store().is_empty())
+        };
+        self.closed || (self.draining && self.replicas.iter().all(done))
     }
 
     /// How many operations of this node have not ended, and how many of others.

@@ -111,9 +111,10 @@ impl CacheNode {
             Some((Coverage::Lost, write)) if serving.is_ok() => {
                 Err(CacheError::WriteLost { partition, version: write.clone() })
             }
-            Some((Coverage::Lost | Coverage::NotYet, _)) => {
+            Some((Coverage::Lost | Coverage::NotYet, write)) => {
                 serving?;
-                Err(CacheError::NotActive { partition })
+                let current = replica.serving().ok_or(CacheError::NotActive { partition })?.clone();
+                Err(CacheError::StaleEpoch { partition, given: write.epoch.clone(), current })
             }
         }
     }

@@ -206,13 +206,26 @@ fn a_drained_node_has_handed_over_everything() {
 }
 
 #[test]
-fn a_node_alone_has_nobody_to_drain_to() {
+fn a_node_alone_is_not_drained_while_it_holds_records() {
     let mut net = Net::of(1, &["a"], &config());
     assert!(net.put("a", "key", 1).is_ok());
     assert!(!net.node("a").is_drained());
     net.with("a", |node, now| node.drain(now));
-    assert!(net.node("a").is_drained());
+    net.run_for(SECOND);
+    assert!(!net.node("a").is_drained(), "it holds what nobody else has");
     assert_eq!(net.get("a", "key"), Some(1), "it serves until it is closed");
+    // somebody comes after all
+    net.open("b", &config());
+    net.see(&["a", "b"]);
+    net.run_for(SECOND * 10);
+    assert!(net.node("a").is_drained());
+    assert_eq!(net.get("b", "key"), Some(1));
+    net.kill("a");
+    // and with nothing in it there is nothing to wait for
+    let gone = net.operate("b", config().partition_of(&"key".into()), delete_of("key"), |_| {});
+    assert_eq!(gone.unwrap().outcome, Outcome::Removed(1));
+    net.with("b", |node, now| node.drain(now));
+    assert!(net.node("b").is_drained());
 }
 
 #[test]

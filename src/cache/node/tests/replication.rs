@@ -322,3 +322,28 @@ fn what_was_deleted_during_a_split_stays_deleted() {
         }
     });
 }
+
+// caught by: a wait without an end, and an error that says that nobody serves
+#[test]
+fn a_session_from_before_everything_was_lost_is_told_so() {
+    let mut net = Net::of(1, &["a"], &config());
+    let partition = config().partition_of(&"key".into());
+    let mut token = net.put("a", "key", 1).unwrap().version.unwrap();
+    token.epoch.counter += 100;
+    net.open("b", &config());
+    net.see(&["a", "b"]);
+    net.run_for(SECOND * 5);
+    for name in ["a", "b"] {
+        for mode in [ReadMode::Local, ReadMode::Primary, ReadMode::Quorum] {
+            let read = net.operate(name, partition, get_of("key"), |options| {
+                options.read_mode = mode;
+                options.at_least = Some(token.clone());
+            });
+            assert_eq!(
+                read,
+                Err(CacheError::WriteLost { partition, version: token.clone() }),
+                "{name}, {mode}"
+            );
+        }
+    }
+}
