@@ -30,6 +30,9 @@ const HAND_OVER_PAUSE: Duration = Duration::from_secs(2);
 const SUCCESSOR_TIME: Duration = Duration::from_secs(2);
 /// How many deletes are forgotten in one step.
 const FORGOTTEN: usize = 4096;
+/// How many more rounds the owners are told what they may forget when the primary has forgotten all: theirs may be
+/// younger by as long as a delete is remembered, and a round is a quarter of that.
+pub(super) const ROUNDS: u32 = 6;
 /// How often a primary looks what may be forgotten.
 const LOOK: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 
@@ -139,7 +142,7 @@ impl Replica {
         let tombstones = self.store.tombstones();
         let Role::Leading(leading) = &mut self.role else { return };
         if tombstones > 0 {
-            leading.purge_rounds = 2;
+            leading.purge_rounds = ROUNDS;
         }
         if leading.purge_rounds == 0 {
             return;

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::change::ROUNDS;
 use super::history::{majority, quorum, with_epoch};
 use super::log::write_len;
 use super::merge::Merging;
@@ -157,7 +158,7 @@ impl Leading {
             accept_loss: false,
             renew: false,
             purge_at: None,
-            purge_rounds: 0,
+            purge_rounds: ROUNDS,
         }
     }
 
@@ -259,6 +260,7 @@ impl Replica {
         leading.effective = false;
         leading.settled = false;
         leading.renew = false;
+        leading.purge_rounds = ROUNDS;
         leading.announced.clear();
         // whoever offered did so to the epoch that ends, and begins anew
         leading.merges.clear();
