@@ -113,6 +113,8 @@ impl Replica {
 
     /// Whether this copy, which serves, may be read at this moment.
     pub(super) fn may_read(&self, given: Given<'_>) -> bool {
+        #[cfg(not(feature = "consensus"))]
+        let _ = given;
         match self {
             Replica::Plain(copy) => copy.serving().is_some(),
             #[cfg(feature = "consensus")]
