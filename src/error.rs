@@ -316,14 +316,13 @@ impl CountError {
 /// A drain reached its deadline. The node goes on draining: drain again to wait longer, or shut down and
 /// accept that its members may miss broadcasts of the nodes that are named.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the drain is not over: {} of the nodes have not confirmed it ({}); drain again to wait longer",
-    .waiting_for.len(), names(.waiting_for)
-)]
+#[error("the drain is not over: {}; drain again to wait longer", unfinished(.waiting_for, .caches))]
 #[non_exhaustive]
 pub struct DrainTimeout {
     /// The nodes that have not confirmed it, sorted.
     pub waiting_for: Vec<NodeId>,
+    /// The caches that have not handed over all of their partitions, sorted.
+    pub caches: Vec<String>,
 }
 
 impl DrainTimeout {
@@ -331,13 +330,36 @@ impl DrainTimeout {
     pub fn new(mut waiting_for: Vec<NodeId>) -> Self {
         waiting_for.sort_unstable();
         waiting_for.dedup();
-        Self { waiting_for }
+        Self { waiting_for, caches: Vec::new() }
+    }
+
+    /// One that also waits for these caches.
+    #[must_use]
+    pub fn with_caches(mut self, mut caches: Vec<String>) -> Self {
+        caches.sort_unstable();
+        self.caches = caches;
+        self
     }
 
     /// Always: a drain goes on where it was.
     pub fn is_retryable(&self) -> bool {
         true
     }
+}
+
+fn unfinished(waiting_for: &[NodeId], caches: &[String]) -> String {
+    let mut parts = Vec::new();
+    if !waiting_for.is_empty() || caches.is_empty() {
+        parts.push(format!(
+            "{} of the nodes have not confirmed it ({})",
+            waiting_for.len(),
+            names(waiting_for)
+        ));
+    }
+    if !caches.is_empty() {
+        parts.push(format!("{} of the caches have data to hand over ({})", caches.len(), caches.join(", ")));
+    }
+    parts.join(", ")
 }
 
 fn names(nodes: &[NodeId]) -> String {
@@ -435,5 +457,10 @@ mod tests {
             "the drain is not over: 2 of the nodes have not confirmed it (b, chat-1); drain again to wait longer"
         );
         assert!(timeout.is_retryable());
+        let caches = DrainTimeout::new(vec![]).with_caches(vec!["b".into(), "a".into()]);
+        assert_eq!(
+            caches.to_string(),
+            "the drain is not over: 2 of the caches have data to hand over (a, b); drain again to wait longer"
+        );
     }
 }

@@ -41,6 +41,10 @@
 //! * [`Config`] has every option, with its meaning and how to choose it.
 //! * [`transport`] moves frames: [`transport::memory`] inside one process, or one of your own by
 //!   [`transport::endpoint`].
+#![cfg_attr(
+    feature = "cache",
+    doc = "* [`cache`] is a partitioned, replicated cache on the same ring; [`Muster::cache`] opens one."
+)]
 //! * [`node`] decides: sans-IO, so that what is checked is what ships.
 //! * [`Ring`], [`View`] and [`ViewHash`] are the pure parts.
 //! * [`guide`] explains the protocol, with what is promised and which test watches over it, and simulation.

@@ -262,3 +262,41 @@ fn a_broadcast_allocates_a_bounded_number_of_times() {
         assert!(at[0] <= 4.5 && at[1] <= 6.5 && at[2] <= 0.5, "{at:?}");
     }
 }
+
+/// The fast path of the cache: a read that the node may answer itself costs the answer, and nothing else.
+#[cfg(feature = "cache")]
+#[test]
+fn a_read_of_the_cache_allocates_its_answer() {
+    use std::sync::Arc;
+
+    use muster_router::cache::node::{CacheEffect, CacheNode, Shard};
+    use muster_router::cache::{CacheConfig, Operation, Options, Outcome, ReadMode, ReadOp, WriteOp};
+    use muster_router::record;
+
+    let config = Arc::new(CacheConfig::new("c").partitions(4));
+    let me = Peer::new(NodeId::new("a").unwrap(), Incarnation::MIN);
+    let now = Time::from_secs(1);
+    let mut node = CacheNode::new(me.clone(), config.clone(), Shard::ALL, 1, now);
+    node.handle_view(&[me], true, now);
+    let (there, absent) = ("there".into(), "absent".into());
+    let partition = config.partition_of(&there);
+    let put = Operation::Write(WriteOp::Put(vec![record!["there", 1]]));
+    node.operate(1, partition, put, Options::of(&config, now), now);
+    let effects: Vec<CacheEffect> = std::iter::from_fn(|| node.poll_effect()).collect();
+    assert!(effects.iter().any(|effect| matches!(effect, CacheEffect::Done { ticket: 1, result: Ok(_) })));
+
+    let mut options = Options::of(&config, now);
+    for mode in [ReadMode::Primary, ReadMode::Local] {
+        options.read_mode = mode;
+        for (key, found) in [(&there, 1), (&absent, 0)] {
+            let read = ReadOp::Get(Clone::clone(key));
+            let at = config.partition_of(key);
+            let allocated = measure(|| {
+                let reply = node.try_read(at, &read, &options).unwrap().unwrap();
+                let Outcome::Records(records) = reply.outcome else { panic!("{:?}", reply.outcome) };
+                assert_eq!(records.len(), found);
+            });
+            assert!(allocated.count_total <= found as u64, "{mode}, {found} found: {allocated:?}");
+        }
+    }
+}

@@ -123,6 +123,18 @@ fn cache_stores() {
     search("cache_store", 20_000, fuzz::cache_store);
 }
 
+#[cfg(feature = "cache")]
+#[test]
+fn cache_messages() {
+    search("cache_message", 60_000, fuzz::cache_message);
+}
+
+#[cfg(feature = "cache")]
+#[test]
+fn cache_nodes() {
+    search("cache_node", 5_000, fuzz::cache_node);
+}
+
 /// A target that breaks is reported with the input that broke it.
 #[test]
 #[should_panic(expected = "wire, kept: ")]

@@ -7,6 +7,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests")]
 
+#[cfg(feature = "cache")]
+#[path = "mutations/cache.rs"]
+mod cache;
+
 use std::time::{Duration, Instant};
 
 use muster_router::node::message::Message;

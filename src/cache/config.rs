@@ -311,6 +311,21 @@ impl CacheConfig {
         }
         let replicas = ("replicas", self.replicas);
         at_most(("min_copies", self.min_copies), replicas, "no write could ever begin")?;
+        if self.write_mode == WriteMode::Strong {
+            // the consensus has to bear as many crashes as the data, and without a disk nobody can tell a cluster that
+            // begins from one side of a split unless it knows how many nodes there should be
+            let voters = self.replicas.saturating_mul(2).saturating_sub(1);
+            let Some(nodes) = self.expected_nodes else {
+                let (given, allowed) = ("none".into(), format!("{voters} to 1024 with write_mode strong"));
+                return Err(ConfigError::OutOfRange { option: "expected_nodes", given, allowed });
+            };
+            let voters = ("2 * replicas - 1", voters);
+            at_most(
+                voters,
+                ("expected_nodes", nodes),
+                "strong writes need a majority after replicas - 1 crashes",
+            )?;
+        }
         if let Some(nodes) = self.expected_nodes {
             at_most(replicas, ("expected_nodes", nodes), "each copy needs a node of its own")?;
         }
@@ -404,6 +419,7 @@ impl CacheConfig {
             ("partitions".into(), text(&self.partitions)),
             ("replicas".into(), text(&self.replicas)),
             ("expected_nodes".into(), number(self.expected_nodes)),
+            ("strong".into(), text(&(self.write_mode == WriteMode::Strong))),
             ("max_record_len".into(), text(&self.max_record_len)),
         ])
     }

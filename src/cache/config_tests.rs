@@ -111,8 +111,18 @@ fn an_unknown_mode_is_refused_with_the_known_ones() {
 
 #[test]
 fn strong_needs_its_feature() {
-    let strong = CacheConfig::default().write_mode(WriteMode::Strong).validate();
-    assert_eq!(strong.is_ok(), cfg!(feature = "consensus"));
+    let strong = CacheConfig::default().write_mode(WriteMode::Strong);
+    assert_eq!(strong.clone().expected_nodes(Some(3)).validate().is_ok(), cfg!(feature = "consensus"));
+    // one side of a split must not take itself for a new cluster, and the consensus bears what the data bears
+    if cfg!(feature = "consensus") {
+        let error = |config: CacheConfig| config.validate().unwrap_err().to_string();
+        assert_eq!(
+            error(strong.clone()),
+            "option expected_nodes is none; 3 to 1024 with write_mode strong is allowed"
+        );
+        assert!(error(strong.clone().replicas(3).expected_nodes(Some(4))).contains("2 * replicas - 1"));
+        assert!(strong.replicas(3).expected_nodes(Some(5)).validate().is_ok());
+    }
 }
 
 #[test]

@@ -56,6 +56,12 @@ pub enum CacheError {
         /// The name.
         name: String,
     },
+    /// A cache of this name was closed on this node: it can be opened again after a restart of the scope.
+    #[error("cache {name:?} was closed on this node; it can be opened when the scope has been started anew")]
+    Closed {
+        /// The name.
+        name: String,
+    },
     /// Two nodes have opened the cache with options that have to be equal.
     #[error("cache {name:?}: option {option} is {here} on this node and {there} on {peer}; make them equal")]
     ConfigMismatch {
@@ -192,12 +198,20 @@ pub enum CacheError {
         missing: Vec<PartitionId>,
     },
     /// Parts of a batch failed; the others are applied.
-    #[error("{applied} records of the batch were applied; it failed in {}", failures(failed))]
+    #[error("{applied} records of the batch were applied; {}", failures(refused, failed))]
     Batch {
         /// How many records were applied.
         applied: u64,
-        /// What failed, by partition, and why.
+        /// The records that are not allowed, by their place in the batch, from 0, and why. They were not sent.
+        refused: Vec<(u64, CacheError)>,
+        /// The partitions that failed, and why.
         failed: Vec<(PartitionId, CacheError)>,
+    },
+    /// What was given as a session's token is none of this cache.
+    #[error("the session's token cannot be used: {reason}")]
+    Token {
+        /// What is wrong with it.
+        reason: String,
     },
     /// Too much waits.
     #[error("nothing has changed: too many operations wait; try again when some are done")]
@@ -213,9 +227,12 @@ pub enum CacheError {
     /// The node drains: it accepts nothing new.
     #[error("nothing has changed: the node is draining")]
     Draining,
-    /// The scope is stopped.
-    #[error("nothing has changed: the scope is stopped")]
+    /// The scope is stopped, or the cache closed.
+    #[error("nothing has changed: the scope is stopped or the cache closed")]
     Stopped,
+    /// The scope was stopped or the cache closed while a write was under way.
+    #[error("the scope was stopped or the cache closed meanwhile; {}", Applied::Unknown)]
+    Interrupted,
     /// The cache did not start: an option is not allowed. It never goes over the wire, and stays last because of it.
     #[error("the cache did not start: {0}")]
     #[serde(skip)]
@@ -230,14 +247,23 @@ fn ids(partitions: &[PartitionId]) -> String {
     text
 }
 
-fn failures(failed: &[(PartitionId, CacheError)]) -> String {
-    let ids: Vec<_> = failed.iter().map(|(partition, _)| *partition).collect();
-    let first = failed.first().map(|(_, error)| format!(" (the first: {error})")).unwrap_or_default();
-    format!("partitions {}{first}", ids_or_none(&ids))
+fn failures(refused: &[(u64, CacheError)], failed: &[(PartitionId, CacheError)]) -> String {
+    let mut text = Vec::new();
+    if let Some((index, error)) = refused.first() {
+        text.push(format!("{} were refused (the first, at {index}: {error})", refused.len()));
+    }
+    if let Some((_, error)) = failed.first() {
+        let ids: Vec<_> = failed.iter().map(|(partition, _)| *partition).collect();
+        text.push(format!("it failed in partitions {} (the first: {error})", self::ids(&ids)));
+    }
+    text.join("; ")
 }
 
-fn ids_or_none(partitions: &[PartitionId]) -> String {
-    if partitions.is_empty() { "none".into() } else { ids(partitions) }
+/// A conversion that cannot fail did not.
+impl From<std::convert::Infallible> for CacheError {
+    fn from(never: std::convert::Infallible) -> Self {
+        match never {}
+    }
 }
 
 impl CacheError {
@@ -254,9 +280,13 @@ impl CacheError {
             | CacheError::NoQuorum { .. }
             | CacheError::Partial { .. }
             | CacheError::Busy => true,
-            CacheError::Batch { failed, .. } => failed.iter().all(|(_, error)| error.is_retryable()),
+            CacheError::Batch { refused, failed, .. } => {
+                refused.is_empty() && failed.iter().all(|(_, error)| error.is_retryable())
+            }
             CacheError::Config(_)
             | CacheError::AlreadyOpen { .. }
+            | CacheError::Closed { .. }
+            | CacheError::Token { .. }
             | CacheError::ConfigMismatch { .. }
             | CacheError::Term(_)
             | CacheError::Pattern(_)
@@ -267,7 +297,8 @@ impl CacheError {
             | CacheError::WriteLost { .. }
             | CacheError::Malformed { .. }
             | CacheError::Draining
-            | CacheError::Stopped => false,
+            | CacheError::Stopped
+            | CacheError::Interrupted => false,
         }
     }
 
@@ -275,14 +306,18 @@ impl CacheError {
     pub fn applied(&self) -> Applied {
         match self {
             CacheError::Unreachable { applied, .. } | CacheError::Timeout { applied } => *applied,
-            CacheError::NotEnoughAcks { .. } | CacheError::Malformed { .. } => Applied::Unknown,
+            CacheError::NotEnoughAcks { .. } | CacheError::Malformed { .. } | CacheError::Interrupted => {
+                Applied::Unknown
+            }
             CacheError::Partial { found: Found::Removed(_), .. } => Applied::Unknown,
-            CacheError::Batch { applied, failed } => {
+            CacheError::Batch { applied, failed, .. } => {
                 let nothing = *applied == 0 && failed.iter().all(|(_, error)| error.applied() == Applied::No);
                 if nothing { Applied::No } else { Applied::Unknown }
             }
             CacheError::Config(_)
             | CacheError::AlreadyOpen { .. }
+            | CacheError::Closed { .. }
+            | CacheError::Token { .. }
             | CacheError::ConfigMismatch { .. }
             | CacheError::Term(_)
             | CacheError::Pattern(_)
@@ -343,9 +378,13 @@ mod tests {
                 "10 partitions did not answer: 0, 1, 2, 3, 4, 5, 6, 7, ..",
             ),
             (
-                CacheError::Batch { applied: 4, failed: vec![(partition(7), CacheError::Busy)] },
-                "4 records of the batch were applied; it failed in partitions 7 \
-                 (the first: nothing has changed: too many operations wait; try again when some are done)",
+                CacheError::Batch {
+                    applied: 4,
+                    refused: vec![(2, CacheError::Arity { given: 1, allowed: 2 })],
+                    failed: vec![(partition(7), CacheError::Busy)],
+                },
+                "4 records of the batch were applied; 1 were refused (the first, at 2: nothing has changed: the \
+                 record has 1 fields; 2 are allowed (arity)); it failed in partitions 7 (the first: nothing has changed: too many operations wait; try again when some are done)",
             ),
         ] {
             assert_eq!(error.to_string(), text);
@@ -360,7 +399,11 @@ mod tests {
         assert_eq!(unreachable(Applied::No).applied(), Applied::No);
         assert_eq!(CacheError::NotEnoughAcks { got: 1, need: 2 }.applied(), Applied::Unknown);
         assert_eq!(CacheError::NoQuorum { got: 1, need: 2 }.applied(), Applied::No);
-        let batch = |applied, error| CacheError::Batch { applied, failed: vec![(partition(1), error)] };
+        let batch = |applied, error| CacheError::Batch {
+            applied,
+            refused: vec![],
+            failed: vec![(partition(1), error)],
+        };
         assert_eq!(batch(0, CacheError::Busy).applied(), Applied::No);
         assert_eq!(batch(1, CacheError::Busy).applied(), Applied::Unknown);
         assert_eq!(batch(0, unreachable(Applied::Unknown)).applied(), Applied::Unknown);
@@ -372,7 +415,8 @@ mod tests {
         assert!(CacheError::Timeout { applied: Applied::Unknown }.is_retryable());
         assert!(!CacheError::Stopped.is_retryable());
         assert!(!CacheError::Term(TermError::NotANumber).is_retryable());
-        let batch = |error| CacheError::Batch { applied: 1, failed: vec![(partition(1), error)] };
+        let batch =
+            |error| CacheError::Batch { applied: 1, refused: vec![], failed: vec![(partition(1), error)] };
         assert!(batch(CacheError::Busy).is_retryable());
         assert!(!batch(CacheError::Stopped).is_retryable());
     }
@@ -383,7 +427,11 @@ mod tests {
             CacheError::Pattern(PatternError::Arity { given: 2, held: vec![3] }),
             CacheError::StaleEpoch { partition: partition(3), given: epoch(1), current: epoch(2) },
             CacheError::Partial { found: Found::Bindings(vec![vec![1.into()]]), missing: vec![partition(1)] },
-            CacheError::Batch { applied: 1, failed: vec![(partition(2), CacheError::Stopped)] },
+            CacheError::Batch {
+                applied: 1,
+                refused: vec![(3, CacheError::Draining)],
+                failed: vec![(partition(2), CacheError::Stopped)],
+            },
         ] {
             let bytes = postcard::to_stdvec(&error).unwrap();
             assert_eq!(postcard::from_bytes::<CacheError>(&bytes).unwrap(), error);

@@ -1,6 +1,9 @@
-//! The data of the partitioned cache: terms and records, patterns, options, errors, and the versioned store of one
-//! partition. All of it is pure: no IO, no clock, no randomness.
+//! A partitioned, replicated in-memory cache on the ring that routes broadcasts.
 //!
+//! # For users
+//! * [`Cache`] is what [`Muster::cache`](crate::Muster::cache) opens: all operations. [`KeyValue`] is its typed face,
+//!   [`Session`] reads its own writes, [`CallOptions`] change one call. The [guide](crate::guide::cache) says what each
+//!   mode promises.
 //! * [`Term`] and [`Record`] are what is kept; [`to_term`], [`from_term`] and [`record!`](crate::record) make them.
 //! * [`RecordPattern`] finds records and binds their parts; [`pattern!`](crate::pattern) and [`var`] write it.
 //! * [`CacheConfig`] has every option; [`CacheError`] says what went wrong and whether anything has changed.
@@ -8,15 +11,25 @@
 //! * [`Store`] holds the records of one partition: what a [`Write`] of the stream does, and how copies compare.
 
 pub mod config;
+#[cfg(feature = "consensus")]
+pub mod consensus;
 pub mod error;
+pub mod node;
+pub mod operation;
 pub mod partition;
 pub mod pattern;
+pub mod replica;
 pub mod store;
 pub mod term;
 pub mod version;
 
+pub use crate::driver::cache::{CacheEvents, CacheStats};
+pub use crate::muster::cache::{
+    Cache, CacheNotReady, CallOptions, KeyValue, LocalScan, Partition, Session, SessionToken,
+};
 pub use config::{CacheConfig, CacheTerms, ReadMode, Table, WriteMode};
 pub use error::{Applied, CacheError, Found};
+pub use operation::{Operation, Options, Outcome, ReadOp, Reply, WriteOp};
 pub use partition::PartitionId;
 pub use pattern::{Pattern, PatternError, RecordPattern, var};
 pub use store::{Entry, Store, Write};

@@ -398,6 +398,19 @@ impl RecordPattern {
     }
 }
 
+impl TryFrom<Vec<Pattern>> for RecordPattern {
+    type Error = PatternError;
+    fn try_from(fields: Vec<Pattern>) -> Result<Self, PatternError> {
+        Self::new(fields)
+    }
+}
+
+impl From<&RecordPattern> for RecordPattern {
+    fn from(pattern: &RecordPattern) -> Self {
+        pattern.clone()
+    }
+}
+
 impl fmt::Debug for RecordPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("RecordPattern").field(&self.fields).finish()

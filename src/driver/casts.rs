@@ -363,8 +363,15 @@ impl Driver {
     pub(super) fn peer_up(self: &Arc<Self>, peer: Peer) {
         // the senders first: the node may owe it something at once
         self.open_link(&peer);
-        self.node.handle_peer_up(peer, &mut Out(self), self.now());
+        self.node.handle_peer_up(peer.clone(), &mut Out(self), self.now());
         self.pump();
+        #[cfg(feature = "cache")]
+        {
+            let link = self.links.lock().get(&peer).and_then(super::tasks::Link::caches);
+            if let Some(link) = link {
+                self.caches_peer_up(&peer, link);
+            }
+        }
     }
 
     pub(super) fn peer_suspect(&self, peer: &Peer) {
@@ -383,6 +390,8 @@ impl Driver {
         self.node.handle_peer_down(peer, &mut Out(self), self.now());
         self.calls.peer_down(peer);
         self.pump();
+        #[cfg(feature = "cache")]
+        self.caches_peer_down(peer);
     }
 
     pub(super) fn discovery_settled(&self) {
@@ -408,6 +417,10 @@ impl Driver {
                 self.pump();
             }
             Ok(wire::Heard::Call(message)) => self.call_message(peer, message, frame.body),
+            #[cfg(feature = "cache")]
+            Ok(wire::Heard::Cache(head)) => self.cache_frame(peer, &head, &frame.body),
+            #[cfg(not(feature = "cache"))]
+            Ok(wire::Heard::Cache(head)) => self.no_such_cache(peer, head),
             Err(error) => {
                 if frame.lane == Lane::Data {
                     // it has had its number: the frames behind it are not to wait for it
@@ -461,7 +474,20 @@ impl Driver {
         }
     }
 
-    fn ignore(&self, peer: &Peer, error: wire::WireError) {
+    /// Built without caches, this node says that it has none: the others wait to hear it.
+    #[cfg(not(feature = "cache"))]
+    fn no_such_cache(self: &Arc<Self>, peer: &Peer, head: wire::CacheHead) {
+        let wire::CacheHead::Messages { cache } = head else { return };
+        let Some(head) = wire::encode_cache(&wire::CacheHead::NotOpen { cache }) else { return };
+        let frame = Frame::new(Lane::Control, head, Bytes::new());
+        if let Err(SendError::Busy(frame)) = self.transport.try_send(peer, frame) {
+            let (driver, peer) = (self.clone(), peer.clone());
+            // a peer that is gone need not know
+            self.spawn_reply(async move { drop(driver.transport.send(&peer, frame).await) });
+        }
+    }
+
+    pub(super) fn ignore(&self, peer: &Peer, error: wire::WireError) {
         self.stats.frames_ignored.add(1);
         let mut logged = self.logged.lock();
         if logged.len() < MAX_LOGGED && !logged.contains(&error) {

@@ -10,6 +10,8 @@
 //! ([`Driver::pump`]), so an input has taken effect when the call returns. Only what has to wait for room goes
 //! to a task. No lock is held across an await or while a user's code runs.
 
+#[cfg(feature = "cache")]
+pub(crate) mod cache;
 pub(crate) mod calls;
 pub(crate) mod casts;
 pub(crate) mod counting;
@@ -120,6 +122,8 @@ pub(crate) struct Driver {
     pub(crate) joins: Waiting<Ticket, Result<(), JoinRefused>>,
     pub(crate) casts: Casts,
     pub(crate) calls: Calls,
+    #[cfg(feature = "cache")]
+    pub(crate) caches: cache::Caches,
     pub(crate) transport: Arc<dyn Transport>,
     runtime: tokio::runtime::Handle,
     start: Instant,
@@ -179,6 +183,8 @@ impl Driver {
             joins: Waiting::new(),
             casts: Casts::new(),
             calls: Calls::new(),
+            #[cfg(feature = "cache")]
+            caches: cache::Caches::default(),
             transport,
             runtime,
             start,
@@ -248,6 +254,12 @@ impl Driver {
         Instant::now().saturating_duration_since(self.start)
     }
 
+    /// Waits until so long after the start.
+    #[cfg(feature = "cache")]
+    pub(crate) fn sleep_until(&self, time: Time) -> tokio::time::Sleep {
+        tokio::time::sleep_until(self.start + time.min(FOREVER))
+    }
+
     pub(crate) fn next_ticket(&self) -> Ticket {
         Ticket(self.tickets.fetch_add(1, Ordering::Relaxed))
     }
@@ -290,6 +302,8 @@ impl Driver {
             changed
         });
         self.events.publish_status(|| self.node.with_published(|p| (p.status, p.hash)));
+        #[cfg(feature = "cache")]
+        self.caches_view();
         self.pulse.notify_waiters();
         self.casts.room.notify_waiters();
     }
@@ -369,6 +383,10 @@ fn check_frames(config: &Config, max_frame: usize) -> Result<usize, StartError> 
     }
     Ok(max_frame - FRAME_REST)
 }
+
+/// Longer than any process; adding it to a clock does not overflow.
+#[cfg(feature = "cache")]
+const FOREVER: Time = Time::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// A seed that differs in every process, so that nobody can choose group names that all meet in one bucket.
 fn random_seed() -> u64 {

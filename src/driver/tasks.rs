@@ -30,6 +30,9 @@ struct LaneState {
     /// Held while the node is asked what it owes, so that the sender of a session that is over cannot take
     /// what belongs to the next one.
     over: Mutex<bool>,
+    /// What the caches have to say to the peer; one for both lanes.
+    #[cfg(feature = "cache")]
+    caches: Arc<super::cache::Outbound>,
 }
 
 impl Link {
@@ -38,9 +41,17 @@ impl Link {
         self.lanes.iter().for_each(|lane| lane.wake.notify_one());
     }
 
+    /// What the caches have to say to the peer in this session.
+    #[cfg(feature = "cache")]
+    pub(super) fn caches(&self) -> Option<Arc<super::cache::Outbound>> {
+        self.lanes.first().map(|lane| lane.caches.clone())
+    }
+
     fn end(&self) {
         self.lanes.iter().for_each(|lane| *lane.over.lock() = true);
         self.tasks.iter().for_each(AbortHandle::abort);
+        #[cfg(feature = "cache")]
+        self.lanes.iter().for_each(|lane| lane.caches.end());
     }
 }
 
@@ -63,7 +74,7 @@ impl Driver {
     }
 
     /// A small task that passes on one answer.
-    pub(super) fn spawn_reply(&self, reply: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn spawn_reply(&self, reply: impl Future<Output = ()> + Send + 'static) {
         drop(self.spawn(reply));
     }
 
@@ -73,7 +84,13 @@ impl Driver {
     }
 
     pub(super) fn open_link(self: &Arc<Self>, peer: &Peer) {
-        let lanes = [Arc::<LaneState>::default(), Arc::default()];
+        let control = LaneState::default();
+        let bulk = LaneState {
+            #[cfg(feature = "cache")]
+            caches: control.caches.clone(),
+            ..LaneState::default()
+        };
+        let lanes = [Arc::new(control), Arc::new(bulk)];
         let [control, bulk] = lanes.clone();
         let tasks = [
             self.spawn(sender(self.clone(), peer.clone(), Lane::Control, control)),
@@ -93,24 +110,34 @@ impl Driver {
     }
 }
 
-/// Sends what the node owes one peer on one lane, for as long as the peer is up.
+/// Sends what the node owes one peer on one lane, for as long as the peer is up, and what caches could not send for
+/// lack of room; in turn, so that neither waits for all of the other.
 async fn sender(driver: Arc<Driver>, peer: Peer, lane: Lane, state: Arc<LaneState>) {
     loop {
-        loop {
-            let outgoing = {
-                let over = state.over.lock();
-                if *over {
-                    return;
-                }
-                driver.node.poll_transmit_on(&peer, lane, driver.now())
-            };
-            let Some(outgoing) = outgoing else { break };
+        let outgoing = {
+            let over = state.over.lock();
+            if *over {
+                return;
+            }
+            driver.node.poll_transmit_on(&peer, lane, driver.now())
+        };
+        #[cfg_attr(not(feature = "cache"), expect(unused_mut, reason = "only caches say more"))]
+        let mut idle = outgoing.is_none();
+        if let Some(outgoing) = outgoing {
             if let Some(head) = wire::encode_control(&outgoing.message) {
                 deliver_frame(&driver, &peer, Frame::new(outgoing.lane, head, bytes::Bytes::new())).await;
             }
             driver.pump();
         }
-        state.wake.notified().await;
+        #[cfg(feature = "cache")]
+        if let Some(frame) = state.caches.take(lane) {
+            deliver_frame(&driver, &peer, frame).await;
+            state.caches.sent(lane);
+            idle = false;
+        }
+        if idle {
+            state.wake.notified().await;
+        }
     }
 }
 
@@ -119,16 +146,19 @@ async fn deliver_frame(driver: &Driver, peer: &Peer, mut frame: Frame) {
     loop {
         match driver.transport.send(peer, frame).await {
             Ok(()) => return,
-            Err(SendError::TooLarge(frame)) => {
-                driver.stats.frames_too_large.add(1);
-                tracing::error!(%peer, bytes = frame.len(), "the transport cannot carry a frame of the protocol");
-                return;
-            }
+            Err(SendError::TooLarge(frame)) => return driver.refused_as_too_large(peer, &frame),
             Err(SendError::NoLink(back) | SendError::Busy(back)) => {
                 frame = back;
                 tokio::time::sleep(LINK_RETRY).await;
             }
         }
+    }
+}
+
+impl Driver {
+    pub(super) fn refused_as_too_large(&self, peer: &Peer, frame: &Frame) {
+        self.stats.frames_too_large.add(1);
+        tracing::error!(%peer, bytes = frame.len(), "the transport cannot carry a frame of the protocol");
     }
 }
 
@@ -170,6 +200,9 @@ struct End(Arc<Driver>);
 impl Drop for End {
     fn drop(&mut self) {
         self.0.begin_stop();
+        // a runtime that ends has not come so far
+        #[cfg(feature = "cache")]
+        self.0.close_caches();
         self.0.close();
         self.0.phase.send_replace(Phase::Stopped);
     }
@@ -180,6 +213,9 @@ async fn keep(end: End, port: Arc<Port>) {
     let driver = &end.0;
     // an error would mean that the sender is gone; it is the driver's own
     let _ = driver.phase.subscribe().wait_for(|phase| *phase != Phase::Running).await;
+    // while the network is there: peers are told
+    #[cfg(feature = "cache")]
+    driver.close_caches();
     driver.transport.shutdown().await;
     driver.links.lock().clear();
     let tasks = std::mem::take(&mut *driver.tasks.lock());

@@ -6,6 +6,10 @@
 //! * [`own_transport`]: bring the network that you have.
 //! * [`regions`]: several clusters, one audience.
 //! * [`discovery`]: how the nodes of a TCP mesh find each other, and what to choose.
+#![cfg_attr(
+    feature = "cache",
+    doc = "* [`cache`]: the partitioned cache: what each mode promises, and what it does not."
+)]
 #![cfg_attr(feature = "nats", doc = "* [`nats`]: over the NATS that your team runs already.")]
 #![cfg_attr(
     feature = "testing",
@@ -15,6 +19,11 @@
     feature = "tcp",
     doc = "* [`security`]: who gets a link over TCP; secrets, certificates, and how to change them."
 )]
+
+#[cfg(feature = "cache")]
+pub mod cache {
+    #![doc = include_str!("cache.md")]
+}
 
 pub mod discovery {
     #![doc = include_str!("discovery.md")]

@@ -2,6 +2,8 @@
 
 mod broadcast;
 mod builder;
+#[cfg(feature = "cache")]
+pub(crate) mod cache;
 mod mailbox;
 mod membership;
 mod summary;
@@ -113,10 +115,10 @@ impl Muster {
         &self.0.0
     }
 
-    /// Leaves the routing to others, and waits until they have taken over: joins are refused from now on, while
-    /// members that are here still get everything and broadcasts still work. It cannot be taken back. Follow it by
-    /// [`Muster::shutdown`] when your members have moved on. Cancel-safe: a drain goes on whether or not it is
-    /// waited for.
+    /// Leaves the routing, and the partitions of its caches, to others, and waits until they have taken over: joins are
+    /// refused from now on, while members that are here still get everything, and broadcasts and operations of caches
+    /// still work. It cannot be taken back. Follow it by [`Muster::shutdown`] when your members have moved on.
+    /// Cancel-safe: a drain goes on whether or not it is waited for.
     ///
     /// # Errors
     /// [`DrainTimeout`] names the nodes that have not confirmed it within `timeout`; drain again to wait longer.
@@ -139,17 +141,23 @@ impl Muster {
         }
         driver.node.drain(driver.now());
         driver.pump();
+        #[cfg(feature = "cache")]
+        driver.drain_caches();
         let deadline = Instant::now() + timeout.min(FOREVER);
         loop {
             let pulse = driver.pulse.notified();
             tokio::pin!(pulse);
             pulse.as_mut().enable();
             let waiting_for = driver.node.drain_waiting_for();
-            if waiting_for.is_empty() || driver.is_stopped() {
+            #[cfg(feature = "cache")]
+            let caches = driver.caches_to_drain();
+            #[cfg(not(feature = "cache"))]
+            let caches = Vec::new();
+            if (waiting_for.is_empty() && caches.is_empty()) || driver.is_stopped() {
                 return Ok(());
             }
             if tokio::time::timeout_at(deadline, pulse).await.is_err() {
-                return Err(DrainTimeout::new(waiting_for));
+                return Err(DrainTimeout::new(waiting_for).with_caches(caches));
             }
         }
     }

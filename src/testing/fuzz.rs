@@ -20,7 +20,7 @@ use crate::types::{Group, Incarnation, NodeId, Peer};
 #[cfg(feature = "cache")]
 mod cache;
 #[cfg(feature = "cache")]
-pub use cache::{cache_pattern, cache_store, cache_term};
+pub use cache::{cache_message, cache_node, cache_pattern, cache_store, cache_term};
 
 /// The decoder of frames: the first byte is the lane. What decodes can be said, and is then heard the same.
 pub fn wire(input: &[u8]) -> bool {
@@ -31,6 +31,7 @@ pub fn wire(input: &[u8]) -> bool {
         Heard::Control(message) => frames::encode_control(message),
         Heard::Data(message) => frames::encode_data(message),
         Heard::Call(message) => frames::encode_call(message),
+        Heard::Cache(head) => frames::encode_cache(head),
     };
     assert_eq!(again.map(hear), Some(Ok(heard)), "what was heard can be said");
     true
@@ -359,8 +360,8 @@ impl Alone {
                                 node.handle_message(&peer, message, &mut self.wire, now)
                             }
                             Heard::Data(message) => self.data(&peer, message),
-                            // the node knows nothing of calls
-                            Heard::Call(_) => {}
+                            // the node knows nothing of calls and caches
+                            Heard::Call(_) | Heard::Cache(_) => {}
                         }
                     }
                     _ => node.skip_data_frame(&peer),

@@ -1,13 +1,18 @@
 //! What the cache reads from peers: terms, patterns, and everything that goes into a store.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Input, peer};
+use crate::cache::node::{CacheEffect, CacheMessage, CacheNode, Shard, codec};
 use crate::cache::store::{Cursor, SnapshotHeader};
 use crate::cache::{
-    CacheConfig, Entry, Epoch, Record, RecordPattern, Store, Table, Term, Write, from_term, to_term,
+    CacheConfig, Entry, Epoch, Operation, Options, PartitionId, ReadMode, ReadOp, Record, RecordPattern,
+    Store, Table, Term, Write, WriteMode, WriteOp, from_term, to_term,
 };
 use crate::record;
+use crate::types::Peer;
 
 /// The decoder of terms. What is read is written in the same bytes, and goes through serde unchanged.
 pub fn cache_term(input: &[u8]) -> bool {
@@ -86,4 +91,147 @@ pub fn cache_store(input: &[u8]) -> bool {
         assert_eq!(store.check_invariants(), Ok(()), "the store is sound");
     }
     heard
+}
+
+/// The decoder of cache messages. What is heard can be said, and is then heard the same.
+pub fn cache_message(input: &[u8]) -> bool {
+    let Ok(heard) = codec::decode(input) else { return false };
+    let mut said = Vec::new();
+    for message in &heard {
+        assert_eq!(codec::encode(message, &mut said), Ok(()), "what was heard can be said");
+    }
+    assert_eq!(codec::decode(&said).as_ref(), Ok(&heard));
+    !heard.is_empty()
+}
+
+/// A whole cache node among peers that say anything. The input is a list of orders: the view changes, peers come and go,
+/// greet, send what the input says; this node is asked; time passes. Its invariants are checked after each, and every
+/// operation ends once.
+pub fn cache_node(input: &[u8]) -> bool {
+    let Some(mut alone) = Alone::new() else { return false };
+    let mut input = Input(input);
+    while let Some(order) = input.byte() {
+        alone.order(order, &mut input);
+        alone.follow();
+    }
+    alone.heard > 0
+}
+
+/// One node and what it is told.
+struct Alone {
+    node: CacheNode,
+    now: Duration,
+    peers: Vec<Peer>,
+    up: BTreeSet<Peer>,
+    asked: BTreeSet<u64>,
+    tickets: u64,
+    heard: u64,
+}
+
+impl Alone {
+    fn new() -> Option<Self> {
+        let config = CacheConfig::new("fuzz").partitions(2).replicas(2).table(Table::DuplicateBag);
+        let now = Duration::from_secs(1);
+        let node = CacheNode::new(peer("a", 1)?, Arc::new(config), Shard::ALL, 7, now);
+        let peers = vec![peer("b", 1)?, peer("c", 1)?, peer("b", 2)?];
+        Some(Self { node, now, peers, up: BTreeSet::new(), asked: BTreeSet::new(), tickets: 0, heard: 0 })
+    }
+
+    fn order(&mut self, order: u8, input: &mut Input<'_>) {
+        let Some(peer) = self.peers.get(usize::from(order >> 4) % self.peers.len()).cloned() else { return };
+        let now = self.now;
+        match order & 15 {
+            0 => {
+                // one life of a name at a time
+                if !self.up.iter().any(|up| up.node == peer.node) {
+                    self.up.insert(peer.clone());
+                    self.node.handle_peer_up(&peer, now);
+                }
+            }
+            1 => {
+                if self.up.remove(&peer) {
+                    self.node.handle_peer_down(&peer, now);
+                }
+            }
+            2 => {
+                let drawn = input.next();
+                let others = self.peers.iter().enumerate().filter(|(at, _)| drawn >> at & 1 == 1);
+                let mut view: Vec<Peer> = others.map(|(_, peer)| peer.clone()).collect();
+                view.push(self.node.me().clone());
+                self.node.handle_view(&view, drawn & 128 == 0, now);
+            }
+            3 if self.up.contains(&peer) => {
+                let hello = CacheMessage::Hello {
+                    terms: self.node.config().terms(),
+                    shards: 1,
+                    life: u32::from(input.next() & 3),
+                    draining: order & 128 != 0,
+                    heard: true,
+                };
+                self.node.handle_message(&peer, hello, now);
+            }
+            4..=9 if self.up.contains(&peer) => {
+                for mut message in codec::decode(input.bytes()).unwrap_or_default() {
+                    self.heard += 1;
+                    if let (CacheMessage::Replica { session, .. }, Some(right)) =
+                        (&mut message, self.node.session(&peer))
+                    {
+                        *session = right;
+                    }
+                    self.node.handle_message(&peer, message, now);
+                }
+            }
+            10 | 11 => {
+                self.now += input.time();
+                self.node.handle_timeout(self.now);
+            }
+            12 | 13 => self.operate(input),
+            14 => self.node.cancel(self.tickets),
+            _ => match input.next() {
+                0 => self.node.drain(now),
+                1 => self.node.close(now),
+                2..=9 => self.node.accept_loss(PartitionId::new(u32::from(order >> 4) & 1), now),
+                _ => {}
+            },
+        }
+    }
+
+    fn operate(&mut self, input: &mut Input<'_>) {
+        let key = [Term::from(1), Term::from(2)][usize::from(input.next() & 1)].clone();
+        let config = self.node.config().clone();
+        let partition = config.partition_of(&key);
+        let kind = input.next();
+        let operation = match kind % 4 {
+            0 => Operation::Read(ReadOp::Get(key)),
+            1 => Operation::Write(WriteOp::DeleteKeys(vec![key])),
+            2 => Operation::Write(WriteOp::DeleteAll),
+            _ => Operation::Write(WriteOp::Put(vec![Record::new([key, Term::from(kind)])])),
+        };
+        let mut options = Options::of(&config, self.now);
+        options.read_mode =
+            [ReadMode::Local, ReadMode::Primary, ReadMode::Quorum, ReadMode::Quorum][usize::from(kind >> 6)];
+        if kind & 32 != 0 {
+            options.write_mode = WriteMode::Async;
+        }
+        self.tickets += 1;
+        self.asked.insert(self.tickets);
+        self.node.operate(self.tickets, partition, operation, options, self.now);
+    }
+
+    fn follow(&mut self) {
+        while let Some(effect) = self.node.poll_effect() {
+            match effect {
+                CacheEffect::Done { ticket, .. } => assert!(self.asked.remove(&ticket), "{ticket} ends once"),
+                CacheEffect::Send { to, message, .. } => {
+                    assert!(self.up.contains(&to), "{message:?} to {to}, which is not up");
+                    let mut said = Vec::new();
+                    assert_eq!(codec::encode(&message, &mut said), Ok(()));
+                    assert_eq!(codec::decode(&said), Ok(vec![message]), "what is said is heard");
+                }
+                CacheEffect::Event(_) | CacheEffect::Changed => {}
+            }
+        }
+        assert_eq!(self.node.check_invariants(), Ok(()), "the node is sound");
+        assert!(self.node.footprint() < 4096, "nothing grows without bound");
+    }
 }

@@ -1,0 +1,82 @@
+//! Ways to break the cache's protocol on purpose, so that the checks can be checked.
+//!
+//! A rule can be broken only in a build with the `testing` feature; elsewhere [`Rules`] is empty and every question to
+//! it is the constant `false`.
+
+/// One broken rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Mutation {
+    /// A node carries out what is forwarded to it, whether it serves the partition or not.
+    BlindExecution,
+    /// A snapshot has the records only: no tombstones, no floor.
+    PutsOnly,
+    /// A replica does not look whether a write before the one that came is missing.
+    OutOfOrder,
+    /// A takeover counts owners that have not answered.
+    QuorumCountsSilence,
+    /// An owner takes writes of an epoch that is over.
+    NoEpochCheck,
+    /// A delete is forgotten at once.
+    TombstoneDroppedEarly,
+    /// A primary serves before its epoch is in force.
+    ServeBeforeEffective,
+    /// A `Sync` write is answered before the majority has it.
+    AckBeforeMajority,
+    /// A partition is born without asking all members for copies.
+    BirthUnasked,
+    /// A `Strong` primary reads its copy whether the other owners have granted it a lease or not.
+    ReadWithoutLease,
+    /// A `Strong` write is committed as soon as the primary has it.
+    CommitBeforeAll,
+}
+
+impl Mutation {
+    /// Those of write mode `Strong`.
+    pub const STRONG: &[Mutation] = &[Mutation::ReadWithoutLease, Mutation::CommitBeforeAll];
+
+    /// All of the other write modes.
+    pub const ALL: &[Mutation] = &[
+        Mutation::BlindExecution,
+        Mutation::PutsOnly,
+        Mutation::OutOfOrder,
+        Mutation::QuorumCountsSilence,
+        Mutation::NoEpochCheck,
+        Mutation::TombstoneDroppedEarly,
+        Mutation::ServeBeforeEffective,
+        Mutation::AckBeforeMajority,
+        Mutation::BirthUnasked,
+    ];
+}
+
+/// The rules in force: all of them, or all but one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Rules {
+    #[cfg(feature = "testing")]
+    broken: Option<Mutation>,
+}
+
+impl Rules {
+    /// The protocol as written.
+    pub fn all() -> Self {
+        Self::default()
+    }
+
+    /// The protocol with one rule broken.
+    #[cfg(feature = "testing")]
+    pub fn broken(mutation: Mutation) -> Self {
+        Self { broken: Some(mutation) }
+    }
+
+    /// Whether this rule is broken.
+    #[inline]
+    pub fn breaks(self, mutation: Mutation) -> bool {
+        #[cfg(feature = "testing")]
+        return self.broken == Some(mutation);
+        #[cfg(not(feature = "testing"))]
+        {
+            let _ = mutation;
+            false
+        }
+    }
+}

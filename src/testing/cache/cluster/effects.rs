@@ -1,0 +1,154 @@
+//! Inputs of nodes, and what they want done.
+
+use super::*;
+
+impl Cluster {
+    /// An input for every shard of a node.
+    pub(super) fn input(&mut self, place: usize, act: impl Fn(&mut CacheNode, Duration)) -> Outcome1 {
+        for shard in 0..self.spots[place].nodes.len() {
+            self.input_of(place, shard, &act)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn input_of(
+        &mut self,
+        place: usize,
+        shard: usize,
+        act: impl FnOnce(&mut CacheNode, Duration),
+    ) -> Outcome1 {
+        self.message(place, shard, false, act)
+    }
+
+    pub(super) fn message(
+        &mut self,
+        place: usize,
+        shard: usize,
+        forwarded: bool,
+        act: impl FnOnce(&mut CacheNode, Duration),
+    ) -> Outcome1 {
+        let now = self.local(place);
+        self.inputs += 1;
+        let spot = &mut self.spots[place];
+        let Some(node) = spot.nodes.get_mut(shard) else { return Ok(()) };
+        act(node, now);
+        if let Err(what) = node.check_invariants() {
+            return broken("invariant", format!("n{place}: {what}"));
+        }
+        spot.inputs = if spot.inputs.0 == self.now { (self.now, spot.inputs.1 + 1) } else { (self.now, 1) };
+        if spot.inputs.1 > MAX_AT_ONCE {
+            return broken("loop", format!("n{place} has had {MAX_AT_ONCE} inputs at one moment"));
+        }
+        loop {
+            let effect = self.spots[place].nodes.get_mut(shard).and_then(CacheNode::poll_effect);
+            let Some(effect) = effect else { break };
+            let again = matches!(effect, CacheEffect::Send { message: CacheMessage::Forward { .. }, .. });
+            if forwarded && again {
+                return broken("loop", format!("n{place} forwards what was forwarded to it: {effect:?}"));
+            }
+            self.carry_out(place, shard, effect)?;
+        }
+        self.leave_if_drained(place);
+        Ok(())
+    }
+
+    pub(super) fn leave_if_drained(&mut self, place: usize) {
+        let spot = &self.spots[place];
+        if spot.draining && !spot.nodes.is_empty() && spot.nodes.iter().all(CacheNode::is_drained) {
+            let life = spot.life;
+            let known =
+                self.events.values().any(|event| matches!(event, Event::Leave { at, .. } if *at == place));
+            if !known {
+                self.later(30, Event::Leave { at: place, life });
+            }
+        }
+    }
+
+    pub(super) fn carry_out(&mut self, place: usize, shard: usize, effect: CacheEffect) -> Outcome1 {
+        match effect {
+            CacheEffect::Send { to, lane, message } => self.send(place, shard, &to, lane, &message),
+            CacheEffect::Done { ticket, result } => match self.spots[place].waiting.remove(&ticket) {
+                Some((op, _)) => self.answered(op, result),
+                None => broken(
+                    "answers",
+                    format!("n{place} answers {ticket}, which nobody waits for: {result:?}"),
+                ),
+            },
+            CacheEffect::Event(event) => self.event(place, event),
+            CacheEffect::Changed => self.changed(place, shard),
+        }
+    }
+
+    pub(super) fn answered(&mut self, op: usize, result: Result<Reply, CacheError>) -> Outcome1 {
+        self.note(|| format!("answer #{op} {result:?}"));
+        self.trace = xxh3_64_with_seed(format!("{op} {result:?}").as_bytes(), self.trace);
+        let reply = match result {
+            Ok(reply) => reply,
+            Err(error) => return self.oracle.fail(op, &error),
+        };
+        let records: Option<Vec<(i64, i64)>> = match &reply.outcome {
+            Outcome::Records(records) => {
+                let number = |record: &Record, field| record.get(field).and_then(Term::as_int).unwrap_or(-1);
+                Some(records.iter().map(|record| (number(record, 0), number(record, 1))).collect())
+            }
+            Outcome::Written(_) | Outcome::Removed(_) => None,
+            Outcome::Bindings(_) => return broken("answers", format!("#{op} is answered by bindings")),
+        };
+        if records.is_some() == self.oracle.op(op).what.is_write() {
+            return broken("answers", format!("#{op} is answered by {reply:?}"));
+        }
+        self.oracle.succeed(op, reply.version, records.as_deref())
+    }
+
+    pub(super) fn event(&mut self, place: usize, event: CacheEvent) -> Outcome1 {
+        self.note(|| format!("n{place} event {event:?}"));
+        match event {
+            CacheEvent::Conflict { partition, loser } => self.oracle.conflict(partition.get(), loser),
+            CacheEvent::Discarded { partition, .. } => {
+                self.oracle.discard(partition.get());
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Who serves what is looked at whenever a node says that something has changed.
+    pub(super) fn changed(&mut self, place: usize, shard: usize) -> Outcome1 {
+        let of = self.setup.shards;
+        for partition in self.partitions().filter(|p| p.get() % of == shard as u32) {
+            let Some(status) = self.status(place, partition) else { continue };
+            let number = partition.get();
+            if !status.serving {
+                self.spots[place].serves.remove(&number);
+                continue;
+            }
+            if !self.spots[place].serves.insert(number) {
+                continue;
+            }
+            let Some(epoch) = &status.epoch else {
+                return broken("epoch", format!("n{place} serves partition {partition} in no epoch"));
+            };
+            let (me, spot) = (self.peer(place), &self.spots[place]);
+            self.oracle.serves(number, epoch, (place, spot.life, spot.openings), &me)?;
+            let also = (0..self.len()).find(|other| {
+                *other != place && self.status(*other, partition).is_some_and(|status| status.serving)
+            });
+            if let Some(other) = also.filter(|_| self.setup.kind == Kind::Whole) {
+                return broken("two primaries", format!("n{place} and n{other} serve partition {partition}"));
+            }
+            let node = self.spots[place].nodes.get(shard);
+            if let Some((store, _)) = node.and_then(|node| node.store(partition)) {
+                self.oracle.judge_copy(number, &format!("n{place}, which begins to serve,"), store)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_deadlines(&self) -> Outcome1 {
+        let late = self.spots.iter().flat_map(|spot| spot.waiting.values());
+        match late.filter(|(_, deadline)| *deadline + ms(1) < self.now).map(|(op, _)| *op).next() {
+            Some(op) => broken("deadline", format!("{} is still open", tell(self.oracle.op(op)))),
+            None => Ok(()),
+        }
+    }
+}
