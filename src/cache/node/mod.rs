@@ -209,6 +209,14 @@ impl CacheNode {
         (self.shard.holds(partition) && place < self.replicas.len()).then_some(place)
     }
 
+    /// Whether what decides about the partitions is as complete as they have to be.
+    fn bears_a_crash(&self) -> bool {
+        #[cfg(feature = "consensus")]
+        return self.strong.as_ref().is_none_or(|strong| strong.consensus().is_whole());
+        #[cfg(not(feature = "consensus"))]
+        true
+    }
+
     fn is_strong(&self) -> bool {
         self.config.write_mode == super::config::WriteMode::Strong
     }
