@@ -79,7 +79,10 @@ impl Cluster {
             Event::Leave { at, life } => {
                 let spot = &self.spots[at];
                 let drained = spot.draining && spot.nodes.iter().all(CacheNode::is_drained);
-                if spot.life == life && drained {
+                // with nobody to take what it has a node is drained as well: leaving then is a crash
+                let empty = self.partitions().all(|partition| self.store(at, partition).is_none());
+                let drained = drained && (empty || self.setup.kind == Kind::Wild);
+                if self.spots[at].life == life && drained {
                     self.say_bye(at)?;
                     self.stop(at);
                 }
