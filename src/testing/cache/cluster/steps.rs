@@ -82,12 +82,21 @@ impl Cluster {
             let delay = 300 + self.draw(4, place, 0, life, 1500);
             self.later(delay, Event::Settle { at: place, life });
         }
-        self.open(place)
+        // some open the cache later
+        match self.draw(17, place, 0, life, 7) {
+            0 if !self.healing => Ok(()),
+            _ => self.open(place),
+        }
     }
 
     pub(super) fn open(&mut self, place: usize) -> Outcome1 {
         if !self.spots[place].running || self.is_open(place) {
             return Ok(());
+        }
+        if self.spots[place].openings > 0 {
+            // a cache is opened once in a life
+            self.stop(place);
+            return self.start(place);
         }
         let me = self.peer(place);
         self.spots[place].openings += 1;
