@@ -348,10 +348,21 @@ impl Oracle {
                 _ => Ok(()),
             };
         }
-        if error.applied() == Applied::Unknown {
-            op.fate = Fate::Unknown;
-            self.tally.unknown += 1;
-            return Ok(());
+        match error.applied() {
+            Applied::Unknown => {
+                op.fate = Fate::Unknown;
+                self.tally.unknown += 1;
+                return Ok(());
+            }
+            // it was done, and how often is not known
+            Applied::Yes => {
+                op.fate = Fate::Done;
+                op.ended = Some(self.clock);
+                self.tally.acknowledged += 1;
+                self.tally.acknowledged_sync += u64::from(op.write_mode == WriteMode::Sync);
+                return Ok(());
+            }
+            Applied::No => {}
         }
         op.fate = Fate::Never;
         self.tally.refused += 1;
@@ -544,8 +555,13 @@ impl Oracle {
         if op.token.is_none() {
             return Ok(());
         }
-        let Some((_, own)) = self.sessions[op.session].tokens.get(&op.partition) else { return Ok(()) };
-        for id in own {
+        let Some((token, own)) = self.sessions[op.session].tokens.get(&op.partition) else { return Ok(()) };
+        // a token is one version: of a session that wrote on both sides of a split it tells one side
+        let told = |id: &&usize| {
+            let version = self.ops[**id].version.as_ref();
+            version.is_some_and(|version| self.holds(op.partition, token, version))
+        };
+        for id in own.iter().filter(told) {
             for key in self.keys_of(op, *id) {
                 let of_key = seen.get(&key).map_or(&[][..], Vec::as_slice);
                 let Some((_, what)) = self.contradicts(&self.ops[*id], key, of_key) else { continue };
