@@ -583,7 +583,11 @@ impl Oracle {
         let Some(version) = &write.version else { return true };
         let newer = seen.iter().any(|number| {
             let writer = &self.ops[self.records[*number as usize].0];
-            writer.version.is_none() || writer.version.as_ref() > Some(version)
+            let Some(theirs) = &writer.version else { return true };
+            // a delete by pattern takes what its side knows
+            let unknown = matches!(write.what, What::DeleteMatch(_))
+                && !self.knows(write.partition, version, theirs, key);
+            theirs > version || unknown
         });
         newer || self.is_reported(write.partition, key, version) || self.discarded.contains(&write.partition)
     }
@@ -633,7 +637,9 @@ impl Oracle {
                 Entry::DeletedAll { .. } => None,
             };
             let there = match (key, entry) {
-                (Some(key), Entry::Put { record, version }) => store.get(key).any(|held| held == (record, version)),
+                (Some(key), Entry::Put { record, version }) => {
+                    store.get(key).any(|held| held == (record, version))
+                }
                 (Some(key), _) => store.read(key).version.as_ref() >= Some(entry.version()),
                 (None, _) => store.floor() >= Some(entry.version()),
             };
@@ -647,9 +653,13 @@ impl Oracle {
         }
     }
 
-    /// The writes with which a statement of another side came into a history.
+    /// The writes with which a statement of another side, or one that replaced it there, came into a history.
     fn merged_with(&self, partition: u32, version: &Version, key: i64) -> impl Iterator<Item = &Version> {
-        self.merged.get(&(partition, version.clone(), Term::from(key))).into_iter().flatten()
+        let key = Term::from(key);
+        let of = self.merged.iter().filter(move |((p, later, k), _)| {
+            *p == partition && (*k == key || k.is_nil()) && self.holds(partition, later, version)
+        });
+        of.flat_map(|(_, with)| with)
     }
 
     /// Whether the history of a copy contains what a write says of a key: itself, or by a merge.
@@ -754,9 +764,7 @@ impl Oracle {
     /// was overwritten, or was reported.
     fn is_accounted(&self, op: &Op, key: i64, version: &Version, store: &Store, records: &[i64]) -> bool {
         let partition = op.partition;
-        if self.contains(partition, store, version, key)
-            || self.is_reported(partition, key, version)
-        {
+        if self.contains(partition, store, version, key) || self.is_reported(partition, key, version) {
             return true;
         }
         let has = store.read(&Term::from(key)).version;

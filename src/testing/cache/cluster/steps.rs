@@ -149,7 +149,9 @@ impl Cluster {
             Kind::Whole if !self.is_open(place) => true,
             Kind::Whole => {
                 self.count_budget();
-                let allowed = self.budget > 0;
+                // who drains leaves fewer owners
+                let owners = self.partitions().map(|partition| self.wanted(partition).len()).min();
+                let allowed = self.budget > 0 && owners.unwrap_or(0) > 1;
                 self.budget = self.budget.saturating_sub(1);
                 allowed
             }

@@ -232,9 +232,9 @@ impl Cluster {
         if self.is_open(to) {
             let forwarded = matches!(message, CacheMessage::Forward { .. });
             let offered = match &message {
-                CacheMessage::Replica { partition, message: ReplicaMessage::Offer { entries, .. }, .. } => {
-                    Some((*partition, entries.clone()))
-                }
+                CacheMessage::Replica {
+                    partition, message: ReplicaMessage::Offer { entries, .. }, ..
+                } => Some((*partition, entries.clone())),
                 _ => None,
             };
             self.message(to, frame.shard, forwarded, |node, now| node.handle_message(&peer, message, now))?;
