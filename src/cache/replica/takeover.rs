@@ -37,7 +37,7 @@ use crate::transport::Lane;
 use crate::types::Peer;
 
 /// How long a candidate that was refused waits, doubled each time, and as much again at random.
-const BACK_OFF: Duration = Duration::from_millis(50);
+pub(super) const BACK_OFF: Duration = Duration::from_millis(50);
 /// How long a candidate waits for the node that it has nominated.
 const NOMINEE_TIME: Duration = Duration::from_secs(1);
 /// How long a nomination is good for.

@@ -350,7 +350,10 @@ impl Cluster {
                 text.push_str(&format!(
                     "  partition {partition}: {state:?}{}, epoch {epoch:?}, owners {owners:?}, wanted {wanted:?}, lag {lag:?}, {:?}\n",
                     if *serving { " SERVING" } else { "" },
-                    store.map(|(store, active)| (active, store.applied().cloned(), store.digest()))
+                    store.map(|(store, active)| {
+                        let tombstones = (store.tombstones(), store.purged_through());
+                        (active, store.applied(), store.digest(), tombstones)
+                    })
                 ));
             }
         }

@@ -477,6 +477,10 @@ impl Oracle {
             by_key.entry(*key).or_default().push(*number);
         }
         let op = self.ops[id].clone();
+        let twice = |numbers: &[i64]| numbers.iter().collect::<BTreeSet<_>>().len() < numbers.len();
+        if let Some((key, numbers)) = by_key.iter().find(|(_, numbers)| twice(numbers)) {
+            return broken("twice", format!("{}: key {key} has {numbers:?}, each put once", tell(&op)));
+        }
         if let Some((key, numbers)) = by_key.iter().find(|(_, n)| self.is_set && n.len() > 1) {
             return broken("set", format!("{}: key {key} has the records {numbers:?}", tell(&op)));
         }
@@ -783,6 +787,11 @@ impl Oracle {
             let same_key = versions_of(later).any(|(other, at)| other == key && after(&at));
             same_key || (later.what == What::DeleteAll && later.version.as_ref().is_some_and(after))
         })
+    }
+
+    /// Sessions begin anew, as those of users who come later.
+    pub(super) fn forget_tokens(&mut self) {
+        self.sessions.iter_mut().for_each(|session| session.tokens.clear());
     }
 
     /// How many operations have begun.
