@@ -149,6 +149,7 @@ struct Report {
     crashes: usize,
     cuts: usize,
     freezes: usize,
+    messages: u64,
 }
 
 impl Report {
@@ -215,7 +216,7 @@ fn ret(outcome: &Outcome) -> Ret {
 /// Sends faults, each in its time.
 struct Chaos {
     next: Duration,
-    down: Option<usize>,
+    down: Vec<usize>,
     random: Random,
 }
 
@@ -227,15 +228,24 @@ impl Chaos {
         self.next = cluster.now + Duration::from_millis(200) + self.random.millis(2500);
         let count = cluster.count();
         let pick = self.random.below(count as u64) as usize;
-        match (self.random.below(if run.faults == Faults::All { 6 } else { 2 }), self.down) {
-            (0, None) if cluster.cut.is_empty() && cluster.is_whole() => {
-                cluster.crash(pick);
-                self.down = Some(pick);
-                report.crashes += 1;
+        match (self.random.below(if run.faults == Faults::All { 6 } else { 2 }), self.down.is_empty()) {
+            (0, true) if cluster.cut.is_empty() && cluster.is_whole() => {
+                // as many at once as the mode bears
+                let most = match run.config.write_mode {
+                    WriteMode::Strong => run.config.replicas - 1,
+                    WriteMode::Sync | WriteMode::Async => run.config.replicas / 2,
+                };
+                for next in 0..1 + self.random.below(most as u64) as usize {
+                    let at = (pick + next) % count;
+                    cluster.crash(at);
+                    self.down.push(at);
+                    report.crashes += 1;
+                }
             }
-            (0 | 1, Some(down)) => {
-                cluster.start(down);
-                self.down = None;
+            (0 | 1, false) => {
+                if let Some(at) = self.down.pop() {
+                    cluster.start(at);
+                }
             }
             (2, _) => {
                 let side: Vec<_> = (0..count).filter(|_| self.random.one_in(2)).collect();
@@ -259,12 +269,31 @@ impl Chaos {
     }
 }
 
+/// An end to all faults: everything has to be whole again.
+fn recover(cluster: &mut Cluster, run: &Run, down: Vec<usize>) {
+    down.into_iter().for_each(|at| cluster.start(at));
+    cluster.set_cut(BTreeSet::new());
+    let mut whole = 0;
+    let until = cluster.now + Duration::from_secs(120);
+    // for two seconds on end: views may still change
+    while whole < 40 {
+        let next = cluster.now + Duration::from_millis(50);
+        cluster.run_until(next);
+        drop(cluster.take_ended());
+        whole = if cluster.is_whole() { whole + 1 } else { 0 };
+        assert!(cluster.now < until, "seed {}: not whole two minutes after the last fault", run.seed);
+    }
+}
+
 fn execute(run: &Run) -> Report {
     let mut cluster = Cluster::new(run.nodes, run.config.clone(), run.rules, run.seed);
     let mut report = Report::default();
     let mut random = Random::new(run.seed.wrapping_mul(31));
-    let mut chaos =
-        Chaos { next: Duration::from_secs(8), down: None, random: Random::new(run.seed.wrapping_mul(77)) };
+    let mut chaos = Chaos {
+        next: Duration::from_secs(8),
+        down: Vec::new(),
+        random: Random::new(run.seed.wrapping_mul(77)),
+    };
     let mut keys = Keys::default();
     let mut clients: Vec<_> =
         (0..CLIENTS).map(|_| Client { waits: None, at: 0, next: Duration::from_secs(6) }).collect();
@@ -328,7 +357,23 @@ fn execute(run: &Run) -> Report {
             }
         }
     }
+    recover(&mut cluster, run, chaos.down);
+    // what was acknowledged is still there, or a history has no explanation
+    for (key, history) in keys.histories.iter_mut().rev().take(40) {
+        ticket += 1;
+        let asked = moment + 1;
+        let at = random.below(run.nodes as u64) as usize;
+        assert!(cluster.operate(at, ticket, *key, operation(&Op::Get, *key), Duration::from_secs(10)));
+        let until = cluster.now + Duration::from_secs(11);
+        cluster.run_until(until);
+        let ended = cluster.take_ended().into_iter().find(|ended| ended.ticket == ticket).unwrap();
+        let reply =
+            ended.result.unwrap_or_else(|error| panic!("seed {}: a read without faults: {error}", run.seed));
+        moment = asked + 1;
+        history.push(Call { asked, answered: Some((moment, ret(&reply.outcome))), op: Op::Get });
+    }
     cluster.check().unwrap();
+    report.messages = cluster.messages;
     report.histories = keys.histories.into_values().collect();
     for history in &mut report.histories {
         // a read without an answer says nothing
@@ -396,6 +441,15 @@ fn strong_histories_are_linearizable_per_key() {
         assert!(acknowledged > count / 6 && read > count / 4, "too little was answered to prove anything");
         assert!(crashes > 0 && cuts > 0 && freezes > 0 && doubts > 0);
     }
+}
+
+#[test]
+fn one_seed_is_one_run() {
+    let run = || {
+        let report = execute(&strong(4, 300, Rules::all()));
+        (report.messages, format!("{:?}", report.histories))
+    };
+    assert_eq!(run(), run());
 }
 
 /// The checks find what they are for.

@@ -48,7 +48,8 @@ pub enum WriteMode {
     /// When a majority of the owners, the primary included, has it.
     #[default]
     Sync,
-    /// When all owners have it, decided on the ground of a consensus (feature `consensus`).
+    /// When all owners have it, on the ground of a consensus (feature `consensus`): linearizable per key, splits
+    /// included. For a whole cache only, and it needs `expected_nodes`.
     Strong,
 }
 
@@ -129,7 +130,8 @@ pub struct CacheConfig {
     /// How many nodes keep each partition, 1 to 16 (default 2). **The same on every node.** 2 survive one crash,
     /// and 3 give quorums that survive one.
     pub replicas: usize,
-    /// When a write is answered (default `sync`). One call may choose otherwise.
+    /// When a write is answered (default `sync`). One call may choose otherwise, but for `strong`, which is **the same
+    /// on every node** and in every call.
     pub write_mode: WriteMode,
     /// Who answers a read (default `primary`). One call may choose otherwise.
     pub read_mode: ReadMode,
@@ -137,7 +139,9 @@ pub struct CacheConfig {
     pub min_copies: usize,
     /// How many nodes the cluster is meant to have, 1 to 1024, at least `replicas`; or none (default none). With
     /// it, a side of a split with no more than half of them refuses `sync` writes, and no partition starts empty
-    /// unless most of them hold no copy. Set it wherever the number is fixed. **The same on every node.**
+    /// unless most of them hold no copy. Set it wherever the number is fixed. `strong` needs it, at least `2 * replicas -
+    /// 1`: nothing is served before so many nodes have met, and there must never be twice as many. **The same on every
+    /// node.**
     pub expected_nodes: Option<usize>,
     /// How long a delete is remembered at least, 1 s to 7 days (default 10 min); a delete is also kept until all
     /// owners have it. A copy that was away longer is discarded, not merged. Choose it longer than the longest

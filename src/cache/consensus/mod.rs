@@ -193,6 +193,12 @@ impl Consensus {
         }
     }
 
+    /// Whether it can lose as many members as it is meant to bear: all voters are there.
+    pub fn is_whole(&self) -> bool {
+        let (there, _) = self.quorum();
+        self.is_established() && self.can_decide() && there >= self.voters.min(self.members.len())
+    }
+
     /// What this node has wished and nobody has decided yet.
     pub fn wish(&self, partition: PartitionId) -> Option<&Change> {
         self.wishes.get(&partition).map(|wish| &wish.change)

@@ -330,7 +330,8 @@ impl CacheNode {
                 self.pause(id, CacheError::NotActive { partition }, now);
                 return;
             }
-            let coverage = pending.options.at_least.as_ref().map(|write| (replica.covers(write), write));
+            let coverage =
+                pending.options.at_least.as_ref().map(|write| (self.covers(replica, write), write));
             match coverage {
                 None | Some((Coverage::Yes, _)) => {
                     let result = read_copy(replica, read);

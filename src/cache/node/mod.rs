@@ -32,8 +32,9 @@ use super::config::{CacheConfig, ReadMode, WriteMode};
 use super::error::CacheError;
 use super::operation::{Operation, Options, ReadOp, Reply};
 use super::partition::PartitionId;
-use super::replica::{CacheEvent, Context, Coverage, Members, OwnerState, Rules};
+use super::replica::{CacheEvent, Context, Coverage, Members, Mutation, OwnerState, Rules};
 use super::store::Store;
+use super::version::Version;
 use crate::ring::{Ring, RingConfig};
 use crate::transport::Lane;
 use crate::types::{NodeId, Peer};
@@ -197,16 +198,29 @@ impl CacheNode {
             ReadMode::Local => replica.serving().is_some() || replica.is_active(),
             ReadMode::Quorum => false,
         };
-        let coverage = options.at_least.as_ref().map_or(Coverage::Yes, |write| replica.covers(write));
+        let coverage = options.at_least.as_ref().map_or(Coverage::Yes, |write| self.covers(replica, write));
         match coverage {
             Coverage::Yes if may && !self.closed => Some(read_copy(replica, read)),
             Coverage::Yes | Coverage::NotYet | Coverage::Lost => None,
         }
     }
 
+    /// Whether a copy of this node knows of a write.
+    fn covers(&self, replica: &Replica, write: &Version) -> Coverage {
+        if self.rules.breaks(Mutation::TokenIgnored) { Coverage::Yes } else { replica.covers(write) }
+    }
+
     fn place(&self, partition: PartitionId) -> Option<usize> {
         let place = self.shard.place(partition);
         (self.shard.holds(partition) && place < self.replicas.len()).then_some(place)
+    }
+
+    /// Whether what decides about the partitions is as complete as they have to be.
+    fn bears_a_crash(&self) -> bool {
+        #[cfg(feature = "consensus")]
+        return self.strong.as_ref().is_none_or(|strong| strong.consensus().is_whole());
+        #[cfg(not(feature = "consensus"))]
+        true
     }
 
     fn is_strong(&self) -> bool {

@@ -143,9 +143,14 @@ impl Peers {
         })
     }
 
-    /// Whether nobody of the view is unknown and the scope has found out who is there.
+    /// Whether nobody of the view is unknown, the scope has found out who is there, and all who take part and can be
+    /// reached are in the view. Without the last a node could begin what one of those, who has it in its own view
+    /// already, has just begun.
     pub(super) fn is_complete(&self) -> bool {
-        self.settled && self.unknown().next().is_none()
+        let joins = |(peer, known): (&Peer, &Known)| {
+            known.link && matches!(known.said, Said::Open { .. }) && !self.view.contains(peer)
+        };
+        self.settled && self.unknown().next().is_none() && !self.known.iter().any(joins)
     }
 
     /// What both lives that talk have in common: equal on both sides, and another with a later life of either.

@@ -8,7 +8,7 @@ use crate::cache::config::ReadMode;
 use crate::cache::error::CacheError;
 use crate::cache::operation::{Operation, Reply};
 use crate::cache::partition::PartitionId;
-use crate::cache::replica::Coverage;
+use crate::cache::replica::{Coverage, Mutation};
 use crate::cache::version::Version;
 use crate::transport::Lane;
 use crate::types::Peer;
@@ -23,7 +23,7 @@ impl CacheNode {
     pub(super) fn attempt_local(&mut self, id: u64, now: Duration) {
         let Some(pending) = self.pending.get(id) else { return };
         let Some(replica) = self.replica(pending.partition) else { return };
-        let covered = |write: &Version| matches!(replica.covers(write), Coverage::Yes);
+        let covered = |write: &Version| matches!(self.covers(replica, write), Coverage::Yes);
         if let Operation::Read(read) = &pending.operation
             && (replica.is_active() || replica.serving().is_some())
             && pending.options.at_least.as_ref().is_none_or(covered)
@@ -58,6 +58,7 @@ impl CacheNode {
         let Some(pending) = self.pending.get(id) else { return };
         let Some(replica) = self.replica(pending.partition) else { return };
         let mut quorum = Quorum::default();
+        quorum.hasty = self.rules.breaks(Mutation::OneCopyIsQuorum);
         let known = replica.config();
         if let Some(known) = known {
             quorum.learn(&known.epoch, &known.owners);

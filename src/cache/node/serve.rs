@@ -106,7 +106,7 @@ impl CacheNode {
                 return Err(CacheError::NotActive { partition });
             }
         }
-        match options.at_least.as_ref().map(|write| (replica.covers(write), write)) {
+        match options.at_least.as_ref().map(|write| (self.covers(replica, write), write)) {
             None | Some((Coverage::Yes, _)) => read_copy(replica, read),
             Some((Coverage::Lost, write)) if serving.is_ok() => {
                 Err(CacheError::WriteLost { partition, version: write.clone() })
@@ -132,7 +132,8 @@ impl CacheNode {
         now: Duration,
     ) -> Option<Result<Reply, CacheError>> {
         let partition = self.partition_at(place);
-        let remembered = self.memories.get(from).map(|memory| memory.look(request, options.again));
+        let memory = self.memories.get(from).filter(|_| !self.rules.breaks(Mutation::AnswersForgotten));
+        let remembered = memory.map(|memory| memory.look(request, options.again));
         match remembered.unwrap_or(Remembered::New) {
             Remembered::New => {}
             Remembered::UnderWay => return None,
@@ -210,7 +211,7 @@ impl CacheNode {
             true => read_copy(replica, read),
             false => Err(CacheError::NotActive { partition }),
         };
-        let covers = match at_least.map(|write| replica.covers(write)) {
+        let covers = match at_least.map(|write| self.covers(replica, write)) {
             None | Some(Coverage::Yes) => Some(true),
             Some(Coverage::Lost) => Some(false),
             Some(Coverage::NotYet) => None,

@@ -52,7 +52,7 @@ impl CacheNode {
             let whole = known.is_some_and(|known| {
                 !wanted.is_empty() && known.owners.iter().filter(|owner| lives(owner)).count() >= wanted.len()
             });
-            if whole {
+            if whole && self.bears_a_crash() {
                 readiness.complete += 1;
             } else if readiness.missing.len() < Readiness::NAMED {
                 readiness.missing.push(partition);

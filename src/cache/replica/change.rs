@@ -56,7 +56,8 @@ impl Replica {
         let live = |peer: &&Peer| ctx.members.live.contains(*peer);
         let all_ready = ctx.members.complete && !self.wanted.is_empty() && self.wanted.iter().all(ready);
         let wanted = self.wanted.iter().filter(|peer| ready(peer));
-        let kept = owners.iter().filter(live).filter(|_| !all_ready);
+        let early = ctx.rules.breaks(Mutation::OwnersDroppedEarly);
+        let kept = owners.iter().filter(live).filter(|_| !all_ready && !early);
         let mut target = vec![ctx.me.clone()];
         for peer in kept.chain(wanted) {
             if !target.contains(peer) {
@@ -120,7 +121,8 @@ impl Replica {
         }
         let Some(until) = leading.handing.as_ref().map(|handing| handing.until) else { return };
         let has_all = leading.streams.get(to).is_some_and(|stream| stream.has_all(end));
-        if !has_all || !leading.waiting.is_empty() {
+        let hasty = ctx.rules.breaks(Mutation::HandOverUnflushed);
+        if !(has_all && leading.waiting.is_empty()) && !hasty {
             return self.wake_at(until);
         }
         let to = to.clone();

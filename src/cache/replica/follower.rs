@@ -102,7 +102,7 @@ impl Replica {
         }
     }
 
-    fn reject(&mut self, to: &Peer, epoch: Epoch) {
+    pub(super) fn reject(&mut self, to: &Peer, epoch: Epoch) {
         let Some(promised) = self.promised.clone() else { return };
         let (config, effective) = self.known_config();
         self.send(to, Lane::Control, ReplicaMessage::Reject { epoch, promised, config, effective });

@@ -20,7 +20,7 @@ use super::effect::Coverage;
 use super::history::contains;
 use super::message::ReplicaMessage;
 use super::primary::Waiter;
-use super::{CacheEvent, Context, Replica, Role};
+use super::{CacheEvent, Context, Mutation, Replica, Role};
 use crate::cache::store::{Cursor, Entry, MergePlan, SnapshotHeader, Write};
 use crate::cache::version::{Epoch, Lineage, Version};
 use crate::transport::Lane;
@@ -165,6 +165,9 @@ impl Replica {
         if !self.whole {
             return self.tell_position(from);
         }
+        if ctx.rules.breaks(Mutation::CopyNotOffered) {
+            return self.resync(from, ctx);
+        }
         let to = from.clone();
         let offer = Offer { to, epoch, lineage, end, cursor: None, number: 0, last: false };
         self.offer = Some(Box::new(offer));
@@ -200,6 +203,11 @@ impl Replica {
             return self.offer_next(ctx);
         }
         self.offer = None;
+        self.resync(from, ctx);
+    }
+
+    /// The copy goes, and is filled again.
+    fn resync(&mut self, from: &Peer, ctx: Context<'_>) {
         self.drop_copy(ctx);
         if let Role::Following(following) = &mut self.role {
             following.asked = true;

@@ -1,4 +1,18 @@
-//! One partition's copy on one node, and who serves it.
+//! One partition's copy on one node, and who serves it. Sans-IO: members, messages and time come in, effects go out.
+//!
+//! ```text
+//!            inquiry, promises of a quorum           in force
+//!   Idle ─────────────────────────────▶ Leading ───────────────▶ Leading, serving ──┐ other owners: next epoch
+//!    ▲ ◀──────────────────────────────────┴─ a later epoch, or hopeless ─┘   ▲───────┘
+//!    │ released                                                              │ hand-over
+//!    └─────────────── Following ◀── NewConfig of a primary, not below what was promised
+//! ```
+//!
+//! What it promises: a `Sync` write that was confirmed survives floor(replicas / 2) crashes at a time, with copies made
+//! whole between, and without a split; what was deleted does not come back within `tombstone_ttl` of a split; an epoch
+//! has one primary; what loses in a merge is reported. Each file says its part of why: `takeover` (who begins an
+//! epoch), `primary` (when it serves and what is confirmed), `stream` and `snapshot` (how owners follow), `follower`
+//! (what they accept), `change` (owners that come and go, hand-over, forgetting), `merge` (after a split).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;

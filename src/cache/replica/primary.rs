@@ -19,6 +19,7 @@ use super::log::write_len;
 use super::merge::Merging;
 use super::message::{Config, ReplicaMessage};
 use super::stream::{Bucket, Stream};
+use super::takeover::BACK_OFF;
 use super::{CacheEvent, Context, Mutation, Replica, ReplicaEffect, Role, Rules};
 use crate::cache::config::WriteMode;
 use crate::cache::error::CacheError;
@@ -311,6 +312,8 @@ impl Replica {
             let hopeless = live(&leading.config.owners) < majority(leading.config.owners.len())
                 || before.iter().any(|set| live(set) < quorum(set.len()));
             if hopeless {
+                // and not at once: whoever decides anew might begin the same
+                self.retry_at = ctx.now.saturating_add(BACK_OFF);
                 self.step_down(ctx);
             }
             return;

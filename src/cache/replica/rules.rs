@@ -29,6 +29,18 @@ pub enum Mutation {
     ReadWithoutLease,
     /// A `Strong` write is committed as soon as the primary has it.
     CommitBeforeAll,
+    /// A copy that parted from its primary's is dropped without offering what it alone has.
+    CopyNotOffered,
+    /// A read by quorum is decided by its first answer.
+    OneCopyIsQuorum,
+    /// A copy answers a session whatever it has to have reached.
+    TokenIgnored,
+    /// A primary hands over before the next one has everything.
+    HandOverUnflushed,
+    /// An operation that is sent again, because its answer was lost, is carried out again.
+    AnswersForgotten,
+    /// An owner that the ring no longer wants goes before the new ones are there.
+    OwnersDroppedEarly,
 }
 
 impl Mutation {
@@ -46,6 +58,12 @@ impl Mutation {
         Mutation::ServeBeforeEffective,
         Mutation::AckBeforeMajority,
         Mutation::BirthUnasked,
+        Mutation::CopyNotOffered,
+        Mutation::OneCopyIsQuorum,
+        Mutation::TokenIgnored,
+        Mutation::HandOverUnflushed,
+        Mutation::AnswersForgotten,
+        Mutation::OwnersDroppedEarly,
     ];
 }
 

@@ -37,7 +37,7 @@ use crate::transport::Lane;
 use crate::types::Peer;
 
 /// How long a candidate that was refused waits, doubled each time, and as much again at random.
-const BACK_OFF: Duration = Duration::from_millis(50);
+pub(super) const BACK_OFF: Duration = Duration::from_millis(50);
 /// How long a candidate waits for the node that it has nominated.
 const NOMINEE_TIME: Duration = Duration::from_secs(1);
 /// How long a nomination is good for.
@@ -89,8 +89,7 @@ impl Replica {
             self.handed = None;
         }
         if !self.is_candidate(ctx) {
-            self.inquiry = None;
-            return;
+            return self.stand_back(ctx);
         }
         if let Some(nominated) = &self.nominated {
             self.wake_at(nominated.until);
@@ -108,10 +107,26 @@ impl Replica {
         }
     }
 
-    /// The first owner that lives; the ring's first owner if none does.
+    /// Somebody else is to serve. What this node has promised to itself stands: the primary whose stream it follows has
+    /// to hear of it now, and not from the first write that is refused.
+    fn stand_back(&mut self, ctx: Context<'_>) {
+        if self.inquiry.take().is_none() {
+            return;
+        }
+        let Role::Following(following) = &self.role else { return };
+        let epoch = following.epoch.clone();
+        if self.promised.as_ref() > Some(&epoch) && ctx.members.reach(&epoch.primary) {
+            self.reject(&epoch.primary.clone(), epoch);
+        }
+    }
+
+    /// The first owner that lives; the ring's first owner if none does. Nobody promises anything to itself before it can
+    /// come to a decision: the promise would only keep it from following others.
     fn is_candidate(&self, ctx: Context<'_>) -> bool {
         let live = &ctx.members.live;
-        if !live.contains(ctx.me) {
+        let hasty =
+            ctx.rules.breaks(Mutation::BirthUnasked) || ctx.rules.breaks(Mutation::QuorumCountsSilence);
+        if !live.contains(ctx.me) || !(ctx.members.complete || hasty) {
             return false;
         }
         let owners = self.config().map_or(&[][..], |config| &config.owners);

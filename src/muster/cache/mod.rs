@@ -1,8 +1,11 @@
 //! The public face of the cache.
 
+mod calls;
+mod deletes;
 mod keyvalue;
-mod operations;
 mod options;
+mod puts;
+mod reads;
 mod session;
 mod token;
 
@@ -22,8 +25,8 @@ use crate::error::DrainTimeout;
 use crate::types::Peer;
 
 pub use keyvalue::KeyValue;
-pub use operations::LocalScan;
 pub use options::{CallOptions, Partition};
+pub use reads::LocalScan;
 use session::Remembered;
 pub use session::Session;
 pub use token::SessionToken;

@@ -17,7 +17,7 @@ use super::oracle::{Kind, Op, Oracle, Tally, What, class_of, tell};
 use super::step::{Place, ReadKind, Step, WriteKind};
 use crate::cache::node::{CacheEffect, CacheMessage, CacheNode, PartitionStatus, Shard, codec};
 use crate::cache::operation::{Operation, Options, Outcome, ReadOp, Reply, WriteOp};
-use crate::cache::replica::{CacheEvent, OwnerState, Rules};
+use crate::cache::replica::{CacheEvent, OwnerState, ReplicaMessage, Rules};
 use crate::cache::{
     CacheConfig, CacheError, PartitionId, ReadMode, Record, RecordPattern, Store, Term, WriteMode,
 };
@@ -350,7 +350,10 @@ impl Cluster {
                 text.push_str(&format!(
                     "  partition {partition}: {state:?}{}, epoch {epoch:?}, owners {owners:?}, wanted {wanted:?}, lag {lag:?}, {:?}\n",
                     if *serving { " SERVING" } else { "" },
-                    store.map(|(store, active)| (active, store.applied().cloned(), store.digest()))
+                    store.map(|(store, active)| {
+                        let tombstones = (store.tombstones(), store.purged_through());
+                        (active, store.applied(), store.digest(), tombstones)
+                    })
                 ));
             }
         }

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::cache::store::Loser;
-use crate::cache::{Applied, CacheError, Epoch, ReadMode, Store, Term, Version, WriteMode};
+use crate::cache::{Applied, CacheError, Entry, Epoch, ReadMode, Store, Term, Version, WriteMode};
 use crate::testing::oracle::Violation;
 
 #[cfg(test)]
@@ -178,6 +178,8 @@ pub(super) struct Oracle {
     histories: BTreeMap<(u32, Epoch), Vec<(Epoch, Option<Version>)>>,
     /// Who served in an epoch.
     serving: BTreeMap<(u32, Epoch), Opening>,
+    /// By partition, version and key: with which writes of other histories this statement came into them.
+    merged: BTreeMap<(u32, Version, Term), Vec<Version>>,
     /// Which acknowledged write has this version.
     versions: BTreeMap<(u32, Version), usize>,
     tally: Tally,
@@ -209,6 +211,7 @@ impl Oracle {
             discarded: BTreeSet::new(),
             histories: BTreeMap::new(),
             serving: BTreeMap::new(),
+            merged: BTreeMap::new(),
             versions: BTreeMap::new(),
             tally: Tally::default(),
         }
@@ -345,10 +348,21 @@ impl Oracle {
                 _ => Ok(()),
             };
         }
-        if error.applied() == Applied::Unknown {
-            op.fate = Fate::Unknown;
-            self.tally.unknown += 1;
-            return Ok(());
+        match error.applied() {
+            Applied::Unknown => {
+                op.fate = Fate::Unknown;
+                self.tally.unknown += 1;
+                return Ok(());
+            }
+            // it was done, and how often is not known
+            Applied::Yes => {
+                op.fate = Fate::Done;
+                op.ended = Some(self.clock);
+                self.tally.acknowledged += 1;
+                self.tally.acknowledged_sync += u64::from(op.write_mode == WriteMode::Sync);
+                return Ok(());
+            }
+            Applied::No => {}
         }
         op.fate = Fate::Never;
         self.tally.refused += 1;
@@ -463,6 +477,10 @@ impl Oracle {
             by_key.entry(*key).or_default().push(*number);
         }
         let op = self.ops[id].clone();
+        let twice = |numbers: &[i64]| numbers.iter().collect::<BTreeSet<_>>().len() < numbers.len();
+        if let Some((key, numbers)) = by_key.iter().find(|(_, numbers)| twice(numbers)) {
+            return broken("twice", format!("{}: key {key} has {numbers:?}, each put once", tell(&op)));
+        }
         if let Some((key, numbers)) = by_key.iter().find(|(_, n)| self.is_set && n.len() > 1) {
             return broken("set", format!("{}: key {key} has the records {numbers:?}", tell(&op)));
         }
@@ -541,8 +559,13 @@ impl Oracle {
         if op.token.is_none() {
             return Ok(());
         }
-        let Some((_, own)) = self.sessions[op.session].tokens.get(&op.partition) else { return Ok(()) };
-        for id in own {
+        let Some((token, own)) = self.sessions[op.session].tokens.get(&op.partition) else { return Ok(()) };
+        // a token is one version: of a session that wrote on both sides of a split it tells one side
+        let told = |id: &&usize| {
+            let version = self.ops[**id].version.as_ref();
+            version.is_some_and(|version| self.holds(op.partition, token, version))
+        };
+        for id in own.iter().filter(told) {
             for key in self.keys_of(op, *id) {
                 let of_key = seen.get(&key).map_or(&[][..], Vec::as_slice);
                 let Some((_, what)) = self.contradicts(&self.ops[*id], key, of_key) else { continue };
@@ -564,16 +587,20 @@ impl Oracle {
         let Some(version) = &write.version else { return true };
         let newer = seen.iter().any(|number| {
             let writer = &self.ops[self.records[*number as usize].0];
-            writer.version.is_none() || writer.version.as_ref() > Some(version)
+            let Some(theirs) = &writer.version else { return true };
+            // a delete by pattern takes what its side knows
+            let unknown = matches!(write.what, What::DeleteMatch(_))
+                && !self.knows(write.partition, version, theirs, key);
+            theirs > version || unknown
         });
         newer || self.is_reported(write.partition, key, version) || self.discarded.contains(&write.partition)
     }
 
     fn is_reported(&self, partition: u32, key: i64, version: &Version) -> bool {
-        let key = Term::from(key);
+        let term = Term::from(key);
         self.losers[partition as usize].iter().any(|loser| {
-            loser.key.as_ref().is_none_or(|lost| *lost == key)
-                && self.holds(partition, &loser.version, version)
+            loser.key.as_ref().is_none_or(|lost| *lost == term)
+                && self.knows(partition, &loser.version, version, key)
         })
     }
 }
@@ -604,7 +631,53 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether the history that made `later` contains `version`, as far as it was told.
+    /// A copy was offered what another side of a split had. What of it is there now has come into its history.
+    pub(super) fn merges(&mut self, partition: u32, offered: &[Entry], store: &Store) {
+        let Some(at) = store.applied() else { return };
+        for entry in offered {
+            let key = match entry {
+                Entry::Put { record, .. } | Entry::DeletedRecord { record, .. } => record.get(0),
+                Entry::DeletedKey { key, .. } => Some(key),
+                Entry::DeletedAll { .. } => None,
+            };
+            let there = match (key, entry) {
+                (Some(key), Entry::Put { record, version }) => {
+                    store.get(key).any(|held| held == (record, version))
+                }
+                (Some(key), _) => store.read(key).version.as_ref() >= Some(entry.version()),
+                (None, _) => store.floor() >= Some(entry.version()),
+            };
+            if there {
+                let key = key.cloned().unwrap_or_default();
+                let with = self.merged.entry((partition, entry.version().clone(), key)).or_default();
+                if with.last() != Some(at) {
+                    with.push(at.clone());
+                }
+            }
+        }
+    }
+
+    /// The writes with which a statement of another side, or one that replaced it there, came into a history.
+    fn merged_with(&self, partition: u32, version: &Version, key: i64) -> impl Iterator<Item = &Version> {
+        let key = Term::from(key);
+        let of = self.merged.iter().filter(move |((p, later, k), _)| {
+            *p == partition && (*k == key || k.is_nil()) && self.holds(partition, later, version)
+        });
+        of.flat_map(|(_, with)| with)
+    }
+
+    /// Whether the history of a copy contains what a write says of a key: itself, or by a merge.
+    fn contains(&self, partition: u32, store: &Store, version: &Version, key: i64) -> bool {
+        let within = |version: &Version| within(store.lineage().entries(), store.applied(), version);
+        within(version) || self.merged_with(partition, version, key).any(within)
+    }
+
+    /// Whether the history that made `later` contains what `version` says of a key, as far as it was told.
+    fn knows(&self, partition: u32, later: &Version, version: &Version, key: i64) -> bool {
+        self.holds(partition, later, version)
+            || self.merged_with(partition, version, key).any(|with| self.holds(partition, later, with))
+    }
+
     fn holds(&self, partition: u32, later: &Version, version: &Version) -> bool {
         if later.epoch == version.epoch {
             return version.seq <= later.seq;
@@ -620,10 +693,14 @@ impl Oracle {
         for id in &self.writes[partition as usize] {
             let op = &self.ops[*id];
             for (key, version) in versions_of(op) {
-                if !within(store.lineage().entries(), store.applied(), &version) {
+                if !self.contains(partition, store, &version, key) {
                     continue;
                 }
-                let has = store.read(&Term::from(key)).version;
+                let mut has = store.read(&Term::from(key)).version;
+                if !self.is_set {
+                    // one record of the key may have been deleted and that be forgotten, while others stay
+                    has = has.max(store.purged_through().cloned());
+                }
                 if has < Some(version.clone()) {
                     let text = format!(
                         "partition {partition} on {whose} (at {:?}, {:?}) should have {} and has {has:?} of key {key}",
@@ -691,13 +768,11 @@ impl Oracle {
     /// was overwritten, or was reported.
     fn is_accounted(&self, op: &Op, key: i64, version: &Version, store: &Store, records: &[i64]) -> bool {
         let partition = op.partition;
-        if within(store.lineage().entries(), store.applied(), version)
-            || self.is_reported(partition, key, version)
-        {
+        if self.contains(partition, store, version, key) || self.is_reported(partition, key, version) {
             return true;
         }
         let has = store.read(&Term::from(key)).version;
-        if has.is_some_and(|has| self.holds(partition, &has, version)) {
+        if has.is_some_and(|has| self.knows(partition, &has, version, key)) {
             return true;
         }
         if let What::Put(put) = &op.what {
@@ -708,10 +783,15 @@ impl Oracle {
         }
         // overwritten on its own side by one that has to be accounted for as well
         self.writes[partition as usize].iter().map(|id| &self.ops[*id]).any(|later| {
-            let after = |later: &Version| later != version && self.holds(partition, later, version);
+            let after = |later: &Version| later != version && self.knows(partition, later, version, key);
             let same_key = versions_of(later).any(|(other, at)| other == key && after(&at));
             same_key || (later.what == What::DeleteAll && later.version.as_ref().is_some_and(after))
         })
+    }
+
+    /// Sessions begin anew, as those of users who come later.
+    pub(super) fn forget_tokens(&mut self) {
+        self.sessions.iter_mut().for_each(|session| session.tokens.clear());
     }
 
     /// How many operations have begun.

@@ -43,7 +43,7 @@ pub enum Step {
     Drain(Place),
     /// A node closes the cache and stays in the cluster; to the data this is a crash.
     Close(Place),
-    /// It opens it again, empty.
+    /// It opens the cache; if it has closed it, it starts again in a later life.
     Open(Place),
     /// The link breaks: the first node is told now, the second so many milliseconds later. It does not come back
     /// before it is healed.

@@ -78,6 +78,11 @@ impl Cluster {
         (stores.map(Store::tombstones).sum(), kept.unwrap_or(0))
     }
 
+    /// Sessions begin anew.
+    pub(in crate::testing::cache) fn forget_tokens(&mut self) {
+        self.oracle.forget_tokens();
+    }
+
     /// Partitions that nobody serves.
     pub(in crate::testing::cache) fn unserved(&self) -> Vec<PartitionId> {
         let served = |partition: &PartitionId| {

@@ -82,12 +82,21 @@ impl Cluster {
             let delay = 300 + self.draw(4, place, 0, life, 1500);
             self.later(delay, Event::Settle { at: place, life });
         }
-        self.open(place)
+        // some open the cache later
+        match self.draw(17, place, 0, life, 7) {
+            0 if !self.healing => Ok(()),
+            _ => self.open(place),
+        }
     }
 
     pub(super) fn open(&mut self, place: usize) -> Outcome1 {
         if !self.spots[place].running || self.is_open(place) {
             return Ok(());
+        }
+        if self.spots[place].openings > 0 {
+            // a cache is opened once in a life
+            self.stop(place);
+            return self.start(place);
         }
         let me = self.peer(place);
         self.spots[place].openings += 1;
@@ -140,7 +149,9 @@ impl Cluster {
             Kind::Whole if !self.is_open(place) => true,
             Kind::Whole => {
                 self.count_budget();
-                let allowed = self.budget > 0;
+                // who drains leaves fewer owners
+                let owners = self.partitions().map(|partition| self.wanted(partition).len()).min();
+                let allowed = self.budget > 0 && owners.unwrap_or(0) > 1;
                 self.budget = self.budget.saturating_sub(1);
                 allowed
             }

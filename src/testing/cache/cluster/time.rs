@@ -79,7 +79,10 @@ impl Cluster {
             Event::Leave { at, life } => {
                 let spot = &self.spots[at];
                 let drained = spot.draining && spot.nodes.iter().all(CacheNode::is_drained);
-                if spot.life == life && drained {
+                // with nobody to take what it has a node is drained as well: leaving then is a crash
+                let empty = self.partitions().all(|partition| self.store(at, partition).is_none());
+                let drained = drained && (empty || self.setup.kind == Kind::Wild);
+                if self.spots[at].life == life && drained {
                     self.say_bye(at)?;
                     self.stop(at);
                 }
@@ -228,8 +231,20 @@ impl Cluster {
         self.note(|| format!("n{from} -> n{to} {:?}: {message:?}", Lane::ALL[lane]));
         if self.is_open(to) {
             let forwarded = matches!(message, CacheMessage::Forward { .. });
-            return self
-                .message(to, frame.shard, forwarded, |node, now| node.handle_message(&peer, message, now));
+            let offered = match &message {
+                CacheMessage::Replica {
+                    partition, message: ReplicaMessage::Offer { entries, .. }, ..
+                } => Some((*partition, entries.clone())),
+                _ => None,
+            };
+            self.message(to, frame.shard, forwarded, |node, now| node.handle_message(&peer, message, now))?;
+            let node = self.spots[to].nodes.get(frame.shard);
+            if let (Some((partition, entries)), Some(node)) = (offered, node)
+                && let Some((store, _)) = node.store(partition)
+            {
+                self.oracle.merges(partition.get(), &entries, store);
+            }
+            return Ok(());
         }
         if matches!(message, CacheMessage::Hello { .. }) {
             self.send(to, frame.shard, &peer, Lane::ALL[lane], &CacheMessage::NotOpen)?;

@@ -1,0 +1,213 @@
+//! How operations are carried out: one, or many at once.
+
+use super::{Cache, CallOptions, Partition};
+use crate::cache::{
+    CacheError, Found, Operation, Options, Outcome, PartitionId, PatternError, Record, RecordPattern, Reply,
+    Term,
+};
+use crate::driver::cache::Answer;
+
+/// How many partitions are asked at a time.
+const WINDOW: usize = 4096;
+
+/// What a partition has said of an operation.
+type Said = (PartitionId, Answer);
+
+/// An answer of all partitions is whole or an error.
+pub(super) fn complete<T>(
+    found: T,
+    missing: Vec<PartitionId>,
+    name: fn(T) -> Found,
+) -> Result<T, CacheError> {
+    if missing.is_empty() { Ok(found) } else { Err(CacheError::Partial { found: name(found), missing }) }
+}
+
+impl Cache {
+    /// A handle whose calls do otherwise than the cache's options say. The same session, if this one has one.
+    #[must_use]
+    pub fn with(&self, options: CallOptions) -> Self {
+        Self { options: self.options.and(options), ..self.clone() }
+    }
+
+    pub(super) fn options(&self) -> Result<Options, CacheError> {
+        let (write_mode, read_mode, timeout) = self.options.resolve(self.config())?;
+        let deadline = self.driver.now().saturating_add(timeout);
+        Ok(Options { write_mode, read_mode, at_least: None, deadline })
+    }
+
+    /// A read of a session knows of the session's last write to its partition.
+    fn on(&self, partition: PartitionId, operation: &Operation, options: &Options) -> Options {
+        let session = self.session.as_ref().filter(|_| matches!(operation, Operation::Read(_)));
+        Options { at_least: session.and_then(|session| session.get(partition)), ..options.clone() }
+    }
+
+    /// One operation on one partition.
+    pub(super) async fn call(&self, partition: PartitionId, operation: Operation) -> Answer {
+        let result = self.check_open().and_then(|()| self.options());
+        let answer = match result {
+            Ok(options) => self.call_with(partition, operation, options).await,
+            Err(error) => Err(error),
+        };
+        self.hosted.stats.ended(&answer);
+        answer
+    }
+
+    async fn call_with(&self, partition: PartitionId, operation: Operation, options: Options) -> Answer {
+        let options = self.on(partition, &operation, &options);
+        self.hosted.stats.began(&operation);
+        let is_write = match &operation {
+            Operation::Read(read) => {
+                if let Some(answer) = self.hosted.try_read(partition, read, &options) {
+                    self.hosted.stats.reads_at_once.add(1);
+                    return answer;
+                }
+                false
+            }
+            Operation::Write(_) => true,
+        };
+        let answer = self.hosted.begin(&self.driver, partition, operation, options).answer().await;
+        if is_write {
+            self.remember(partition, &answer);
+        }
+        answer
+    }
+
+    /// Operations on several partitions at once, each with its own answer, in their order.
+    pub(super) async fn call_all(&self, operations: Vec<(PartitionId, Operation)>) -> Vec<Said> {
+        let mut said = Vec::with_capacity(operations.len());
+        let options = match self.check_open().and_then(|()| self.options()) {
+            Ok(options) => options,
+            Err(error) => {
+                self.hosted.stats.ended::<()>(&Err(error.clone()));
+                said.extend(operations.into_iter().map(|(partition, _)| (partition, Err(error.clone()))));
+                return said;
+            }
+        };
+        let mut operations = operations.into_iter().peekable();
+        while operations.peek().is_some() {
+            let mut places = Vec::new();
+            let window = operations.by_ref().take(WINDOW).map(|(partition, operation)| {
+                self.hosted.stats.began(&operation);
+                places.push((partition, matches!(operation, Operation::Write(_))));
+                let options = self.on(partition, &operation, &options);
+                (partition, operation, options)
+            });
+            let begun = self.hosted.begin_all(&self.driver, window);
+            for ((partition, is_write), begun) in places.into_iter().zip(begun) {
+                let answer = begun.answer().await;
+                if is_write {
+                    self.remember(partition, &answer);
+                }
+                self.hosted.stats.ended(&answer);
+                said.push((partition, answer));
+            }
+        }
+        said
+    }
+
+    /// The same question to all partitions that may hold what fits.
+    pub(super) async fn ask(
+        &self,
+        partition: Partition,
+        pattern: RecordPattern,
+        operation: impl Fn(RecordPattern) -> Operation,
+    ) -> Result<(Vec<Reply>, Vec<PartitionId>), CacheError> {
+        let config = self.config();
+        let exact = pattern.exact(config.partition_field);
+        let places = partition.places(config, exact.as_ref())?;
+        if let [place] = places.as_slice() {
+            let reply = self.call(*place, operation(pattern)).await?;
+            return Ok((vec![reply], Vec::new()));
+        }
+        let operations = places.into_iter().map(|place| (place, operation(pattern.clone())));
+        sort_out(self.call_all(operations.collect()).await)
+    }
+
+    fn remember(&self, partition: PartitionId, answer: &Answer) {
+        if let (Some(session), Ok(Reply { version: Some(version), .. })) = (&self.session, answer) {
+            session.remember(partition, version);
+        }
+    }
+
+    pub(super) fn pattern<P>(&self, pattern: P) -> Result<RecordPattern, CacheError>
+    where
+        P: TryInto<RecordPattern>,
+        CacheError: From<P::Error>,
+    {
+        let pattern = pattern.try_into()?;
+        self.config().check_pattern(&pattern)?;
+        Ok(pattern)
+    }
+
+    /// A key and the partition of a term; `None` where the key is the partition field and another term: then no record
+    /// has both.
+    pub(super) fn named(
+        &self,
+        key: Term,
+        partition_term: &Term,
+    ) -> Result<Option<(Term, PartitionId)>, CacheError> {
+        key.check()?;
+        partition_term.check()?;
+        let config = self.config();
+        let none = config.key_field == config.partition_field && key != *partition_term;
+        Ok((!none).then(|| (key, config.partition_of(partition_term))))
+    }
+
+    pub(super) fn records(&self, reply: Reply) -> Result<Vec<Record>, CacheError> {
+        match reply.outcome {
+            Outcome::Records(records) => Ok(records),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    pub(super) fn removed(&self, reply: &Reply) -> Result<u64, CacheError> {
+        match reply.outcome {
+            Outcome::Removed(removed) => Ok(removed),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// A node has answered another question than was asked.
+    pub(super) fn nonsense(&self) -> CacheError {
+        let node = self.peer().node.clone();
+        CacheError::Malformed { node, reason: "the answer is not to the question".into() }
+    }
+}
+
+/// The good answers and the partitions that gave none. What makes no sense for any partition is an error of the whole:
+/// that the pattern has another arity than the records counts only if no partition has records of its arity.
+pub(super) fn sort_out(said: Vec<Said>) -> Result<(Vec<Reply>, Vec<PartitionId>), CacheError> {
+    let (mut answers, mut missing) = (Vec::new(), Vec::new());
+    let mut arity: Option<(usize, Vec<usize>)> = None;
+    for (partition, answer) in said {
+        match answer {
+            Ok(reply) => answers.push(reply),
+            Err(CacheError::Pattern(PatternError::Arity { given, held })) => {
+                arity.get_or_insert((given, Vec::new())).1.extend(held);
+            }
+            // nothing has been begun anywhere
+            Err(error @ (CacheError::Stopped | CacheError::Config(_) | CacheError::Pattern(_))) => {
+                return Err(error);
+            }
+            Err(_) => missing.push(partition),
+        }
+    }
+    let found = answers.iter().any(|reply| !is_empty(&reply.outcome));
+    match arity {
+        Some((given, mut held)) if !found && missing.is_empty() => {
+            held.sort_unstable();
+            held.dedup();
+            held.truncate(8);
+            Err(PatternError::Arity { given, held }.into())
+        }
+        _ => Ok((answers, missing)),
+    }
+}
+
+fn is_empty(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Written(count) | Outcome::Removed(count) => *count == 0,
+        Outcome::Records(records) => records.is_empty(),
+        Outcome::Bindings(bindings) => bindings.is_empty(),
+    }
+}

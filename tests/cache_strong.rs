@@ -1,0 +1,104 @@
+//! Write mode `strong` on real nodes: everything through the driver, the transport and the handle.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by it")]
+
+mod caches;
+mod support;
+
+use std::time::Duration;
+
+use caches::*;
+use muster_router::cache::{CacheConfig, CacheError, CallOptions, ReadMode, WriteMode};
+use muster_router::record;
+use muster_router::transport::memory::Network;
+use support::*;
+
+fn strong() -> CacheConfig {
+    CacheConfig::new("strong").partitions(16).write_mode(WriteMode::Strong).expected_nodes(Some(3))
+}
+
+#[tokio::test(start_paused = true)]
+async fn strong_writes_survive_a_crash_a_join_and_a_drain() {
+    let network = Network::new();
+    let mut nodes = Vec::from(cluster(&network, ["a", "b", "c"]).await);
+    let mut all = open_all(&nodes, &strong()).await;
+    fill(&all[0], 300, "v").await;
+    for cache in &all {
+        assert_eq!(readable(cache, 300, "v").await, 300, "{}", cache.peer());
+    }
+    network.crash("b");
+    nodes.retain(|node| node.node().as_str() != "b");
+    all.retain(|cache| cache.peer().node.as_str() != "b");
+    assert_eq!(readable(&all[0], 300, "v").await, 300, "an operation waits for the takeover");
+    settled(&nodes, &all).await;
+    nodes.push(start(&network, "d").await);
+    all.push(open(&nodes[2], &strong()).await);
+    settled(&nodes, &all).await;
+    assert_eq!(readable(&all[2], 300, "v").await, 300);
+    let key = key_at(&all[0], "d", 0);
+    all[0].put(record![key.as_str(), 1]).await.unwrap();
+    assert_eq!(all[1].get_key(key.as_str()).await.unwrap(), [record![key.as_str(), 1]]);
+    assert_eq!(all[1].delete_key(key.as_str()).await.unwrap(), 1);
+    assert_eq!(all[2].get_key(key.as_str()).await.unwrap(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_side_of_a_split_goes_on_only_if_it_can_decide() {
+    let network = Network::new();
+    let nodes = Vec::from(cluster(&network, ["a", "b", "c"]).await);
+    let all = open_all(&nodes, &strong()).await;
+    fill(&all[0], 100, "before").await;
+    let keys: Vec<_> = ["a", "b", "c"].into_iter().map(|node| key_at(&all[0], node, 0)).collect();
+    network.cut("c", "a");
+    network.cut("c", "b");
+    for node in &nodes {
+        let side = if node.node().as_str() == "c" { 1 } else { 2 };
+        node.until(PATIENCE, |s| s.status == muster_router::Status::Ready && s.view.len() == side)
+            .await
+            .unwrap();
+    }
+    // the two go on with everything
+    for key in &keys {
+        all[0].put(record![key.as_str(), "after"]).await.unwrap();
+    }
+    // the one neither writes nor reads what may have changed meanwhile
+    let hasty = all[2].with(CallOptions::new().timeout(Duration::from_millis(500)));
+    for key in &keys {
+        hasty.put(record![key.as_str(), "alone"]).await.unwrap_err();
+        hasty.get_key(key.as_str()).await.unwrap_err();
+    }
+    network.heal("c", "a");
+    network.heal("c", "b");
+    settled(&nodes, &all).await;
+    for key in &keys {
+        for cache in &all {
+            assert_eq!(cache.get_key(key.as_str()).await.unwrap(), [record![key.as_str(), "after"]]);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_begins_before_all_expected_nodes_are_there() {
+    let network = Network::new();
+    let mut nodes = Vec::from(cluster(&network, ["a", "b"]).await);
+    let mut all = vec![open(&nodes[0], &strong()).await, open(&nodes[1], &strong()).await];
+    let hasty = all[0].with(CallOptions::new().timeout(Duration::from_secs(5)));
+    let error = hasty.put(record!["k", 1]).await.unwrap_err();
+    assert!(matches!(error, CacheError::NotActive { .. } | CacheError::NoQuorum { .. }), "{error}");
+    nodes.push(start(&network, "c").await);
+    all.push(open(&nodes[2], &strong()).await);
+    settled(&nodes, &all).await;
+    all[0].put(record!["k", 1]).await.unwrap();
+    let by_quorum = all[1].with(CallOptions::new().read_mode(ReadMode::Quorum));
+    assert_eq!(by_quorum.get_key("k").await.unwrap(), [record!["k", 1]]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn strong_without_expected_nodes_is_refused() {
+    let network = Network::new();
+    let nodes = cluster(&network, ["a"]).await;
+    let error = nodes[0].cache(strong().expected_nodes(None)).await.err().unwrap();
+    assert!(
+        error.to_string().contains("expected_nodes is none; 3 to 1024 with write_mode strong is allowed"),
+        "{error}"
+    );
+}
