@@ -97,6 +97,15 @@ impl Cluster {
         if records.is_some() == self.oracle.op(op).what.is_write() {
             return broken("answers", format!("#{op} is answered by {reply:?}"));
         }
+        if let Some(version) = reply.version.as_ref().filter(|_| records.is_none()) {
+            // the history of an epoch may end with the side of a split that it was on
+            let partition = self.oracle.op(op).partition;
+            let place = self.spots.iter().position(|spot| spot.id == version.epoch.primary.node);
+            let node = place.and_then(|p| self.spots[p].nodes.get((partition % self.setup.shards) as usize));
+            if let Some((store, _)) = node.and_then(|node| node.store(PartitionId::new(partition))) {
+                self.oracle.history(partition, store.lineage().entries())?;
+            }
+        }
         self.oracle.succeed(op, reply.version, records.as_deref())
     }
 

@@ -78,6 +78,14 @@ impl Cluster {
         (stores.map(Store::tombstones).sum(), kept.unwrap_or(0))
     }
 
+    /// Whether there are as many nodes as the options ask for.
+    pub(in crate::testing::cache) fn may_write(&self) -> bool {
+        let open = |place: &usize| self.is_open(*place) && !self.is_draining(*place);
+        let config = &self.setup.config;
+        let (there, expected) = ((0..self.len()).filter(open).count(), config.expected_nodes.unwrap_or(0));
+        there >= config.min_copies && there * 2 > expected
+    }
+
     /// Sessions begin anew.
     pub(in crate::testing::cache) fn forget_tokens(&mut self) {
         self.oracle.forget_tokens();
