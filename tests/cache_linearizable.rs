@@ -281,7 +281,8 @@ fn recover(cluster: &mut Cluster, run: &Run, down: Vec<usize>) {
         cluster.run_until(next);
         drop(cluster.take_ended());
         whole = if cluster.is_whole() { whole + 1 } else { 0 };
-        assert!(cluster.now < until, "seed {}: not whole two minutes after the last fault", run.seed);
+        let (seed, late) = (run.seed, cluster.now >= until);
+        assert!(!late, "seed {seed}: not whole two minutes after the last fault\n{}", cluster.describe());
     }
 }
 

@@ -268,6 +268,19 @@ impl Cluster {
         self.places.iter().flatten().all(|place| place.node.readiness().is_ready())
     }
 
+    /// What is not whole, as each node sees it.
+    pub(crate) fn describe(&self) -> String {
+        let mut text = String::new();
+        for place in self.places.iter().flatten() {
+            let readiness = place.node.readiness();
+            text += &format!("{}: {readiness:?}\n", place.node.me());
+            for partition in readiness.missing {
+                text += &format!("    {:?}\n", place.node.status(partition));
+            }
+        }
+        text
+    }
+
     // ---- time
 
     /// Goes on until something happens that is told, or until a time.
@@ -315,6 +328,12 @@ impl Cluster {
             return;
         }
         if place.links.get(&sender) != Some(&flying.link) {
+            if self.links.get(&(from.min(to), from.max(to))) == Some(&flying.link) {
+                // this end is not up yet, and nothing is lost on a link that is
+                let (lane, soon) = (self.flying.entry(key).or_default(), now + Duration::from_millis(10));
+                lane.push_front(flying);
+                lane.iter_mut().for_each(|flying| flying.at = flying.at.max(soon));
+            }
             return;
         }
         let local = place.local(now);
