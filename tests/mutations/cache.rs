@@ -13,7 +13,20 @@ use super::number;
 const RUNS: u64 = if cfg!(debug_assertions) { 60 } else { 2_000 };
 
 /// The seeds that found a mutation.
-const FOUND: &[(Mutation, u64)] = &[];
+const FOUND: &[(Mutation, u64)] = &[
+    (Mutation::BlindExecution, 7),
+    (Mutation::PutsOnly, 1),
+    (Mutation::QuorumCountsSilence, 7),
+    (Mutation::TombstoneDroppedEarly, 1),
+    (Mutation::AckBeforeMajority, 10),
+    (Mutation::BirthUnasked, 3),
+    (Mutation::CopyNotOffered, 4),
+    (Mutation::OneCopyIsQuorum, 293),
+    (Mutation::TokenIgnored, 1),
+    (Mutation::HandOverUnflushed, 225),
+    (Mutation::AnswersForgotten, 15),
+    (Mutation::OwnersDroppedEarly, 2),
+];
 
 #[test]
 fn every_broken_rule_of_the_cache_is_caught() {

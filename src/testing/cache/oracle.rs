@@ -641,8 +641,9 @@ impl Oracle {
                 Entry::DeletedAll { .. } => None,
             };
             let there = match (key, entry) {
+                // the same record by a later write: nothing is lost by that
                 (Some(key), Entry::Put { record, version }) => {
-                    store.get(key).any(|held| held == (record, version))
+                    store.get(key).any(|(held, at)| held == record && at >= version)
                 }
                 (Some(key), _) => store.read(key).version.as_ref() >= Some(entry.version()),
                 (None, _) => store.floor() >= Some(entry.version()),

@@ -159,10 +159,17 @@ impl Cluster {
     }
 
     pub(super) fn count_budget(&mut self) {
-        if self.setup.kind == Kind::Whole && self.is_whole() {
+        // whole, and everybody has heard of it
+        let told = self.links.in_flight() == 0 && self.links_are_up();
+        if self.setup.kind == Kind::Whole && told && self.is_whole() {
             let owners = self.partitions().map(|partition| self.wanted(partition).len()).min();
             self.budget = owners.unwrap_or(0) / 2;
         }
+    }
+
+    fn links_are_up(&self) -> bool {
+        let running = |(a, b): &(usize, usize)| self.spots[*a].running && self.spots[*b].running;
+        self.links.pairs().filter(running).all(|(a, b)| self.links.get(a, b).0.is_up())
     }
 
     pub(super) fn stop(&mut self, place: usize) {
