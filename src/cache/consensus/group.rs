@@ -200,7 +200,13 @@ impl Group {
                 })
         };
         let spare = log.conf().learners.iter().find(|id| ready(id)).and_then(|id| log.state.members.get(id));
-        if voters.len() < wanted
+        let dead = |id: &&u64| !live(id) && **id != raft_id(&self.me);
+        let gone = voters.iter().find(dead).and_then(|id| log.state.members.get(id));
+        // A voter that has gone is replaced: first the new one comes, then the old one goes. The other way round, one that
+        // only seems to have gone would be missed if another one died in between.
+        let alive = voters.iter().filter(|id| live(id)).count();
+        let replaces = gone.is_some() && voters.len() == wanted && alive + 1 > voters.len().div_ceil(2);
+        if (voters.len() < wanted || replaces)
             && let Some(spare) = spare
         {
             return Some(Logged::Member(spare.clone(), Role::Voter));
@@ -210,10 +216,8 @@ impl Group {
             let idle = self.raw.raft.raft_log.last_index() == log.applied.0;
             return idle.then_some(Logged::Established);
         }
-        let dead = |id: &&u64| !live(id) && **id != raft_id(&self.me);
-        // a voter that has gone stays counted until somebody can take its place: fewer voters would bear no more deaths
-        if spare.is_some()
-            && let Some(gone) = voters.iter().find(dead).and_then(|id| log.state.members.get(id))
+        if voters.len() > wanted
+            && let Some(gone) = gone
         {
             return Some(Logged::Member(gone.clone(), Role::Gone));
         }

@@ -29,9 +29,10 @@ impl StrongCopy {
 
     pub(super) fn handle_open(&mut self, from: &Peer, stream: u64, config: Decided, ctx: StrongContext<'_>) {
         // a primary that has gone on to its next config meanwhile goes on with this stream
-        let old = self.config.as_ref().is_some_and(|known| {
-            known.epoch.counter > config.epoch.counter && known.epoch.primary != *from
-        });
+        let old = self
+            .config
+            .as_ref()
+            .is_some_and(|known| known.epoch.counter > config.epoch.counter && known.epoch.primary != *from);
         if old || config.epoch.primary != *from || *from == *ctx.base.me {
             // it will hear what is decided
             return;
