@@ -1,7 +1,9 @@
 //! The tasks of a scope: two senders a peer, the timer, background work, broadcasts that were put off, and the
 //! keeper that ends them all.
 
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -27,8 +29,8 @@ pub(super) struct Link {
 #[derive(Default)]
 struct LaneState {
     wake: Notify,
-    /// Held while the node is asked what it owes, so that the sender of a session that is over cannot take
-    /// what belongs to the next one.
+    /// Held while the node is asked what it owes and while the transport takes it, so that the sender of a session
+    /// that is over can neither take what belongs to the next one nor send what belonged to its own into it.
     over: Mutex<bool>,
 }
 
@@ -106,7 +108,10 @@ async fn sender(driver: Arc<Driver>, peer: Peer, lane: Lane, state: Arc<LaneStat
             };
             let Some(outgoing) = outgoing else { break };
             if let Some(head) = wire::encode_control(&outgoing.message) {
-                deliver_frame(&driver, &peer, Frame::new(outgoing.lane, head, bytes::Bytes::new())).await;
+                let frame = Frame::new(outgoing.lane, head, bytes::Bytes::new());
+                if !deliver_frame(&driver, &peer, frame, &state).await {
+                    return;
+                }
             }
             driver.pump();
         }
@@ -114,17 +119,24 @@ async fn sender(driver: Arc<Driver>, peer: Peer, lane: Lane, state: Arc<LaneStat
     }
 }
 
-/// What the node gave out counts as sent, so it must arrive or the peer must go down (which ends this task).
-async fn deliver_frame(driver: &Driver, peer: &Peer, mut frame: Frame) {
+/// What the node gave out counts as sent, so it must arrive or the peer must go down (which ends this task). Whether
+/// it is still up.
+async fn deliver_frame(driver: &Driver, peer: &Peer, mut frame: Frame, state: &LaneState) -> bool {
     loop {
-        match driver.transport.send(peer, frame).await {
-            Ok(()) => return,
-            Err(SendError::TooLarge(frame)) => {
+        let mut sending = driver.transport.send(peer, frame);
+        let sent = poll_fn(|context| {
+            let over = state.over.lock();
+            if *over { Poll::Ready(None) } else { sending.as_mut().poll(context).map(Some) }
+        });
+        match sent.await {
+            None => return false,
+            Some(Ok(())) => return true,
+            Some(Err(SendError::TooLarge(frame))) => {
                 driver.stats.frames_too_large.add(1);
                 tracing::error!(%peer, bytes = frame.len(), "the transport cannot carry a frame of the protocol");
-                return;
+                return true;
             }
-            Err(SendError::NoLink(back) | SendError::Busy(back)) => {
+            Some(Err(SendError::NoLink(back) | SendError::Busy(back))) => {
                 frame = back;
                 tokio::time::sleep(LINK_RETRY).await;
             }

@@ -153,6 +153,8 @@ pub enum TransportError {
 /// * frames of one lane to one peer arrive in order, each once;
 /// * `peer_up` has returned at *both* ends before either end's frames are delivered or sent;
 /// * `peer_down` comes after the last frame of that peer; no frame of a closed session reaches the next;
+/// * a session takes frames from its `peer_up` on and until its end is decided: from there to the next `peer_up`
+///   there is no link, also while `peer_down` is being reported, and also for a `send` that waits for room;
 /// * when one end has reported `peer_down`, the other reports it too before either reports that peer up again;
 /// * a node reborn under its name: `peer_down` of the old life, then `peer_up` of the new one;
 /// * `try_send` and `send` never call the [`Inbound`] handle before they return (no re-entrance), and the

@@ -204,9 +204,14 @@ impl Seat {
 // What goes out.
 impl Seat {
     fn carry_out(&mut self) {
-        let effects = self.life.links.lock().take_effects();
-        for effect in effects {
-            self.effect(effect);
+        loop {
+            let effects = self.life.links.lock().take_effects();
+            if effects.is_empty() {
+                break;
+            }
+            for effect in effects {
+                self.effect(effect);
+            }
         }
         for raw in self.closed.drain(..) {
             self.names.remove(&raw);

@@ -52,6 +52,10 @@
 //! Give inputs (`handle_*`), then carry out **all** effects ([`Links::poll_effect`]) in order, then write
 //! ([`Links::poll_dirty`], [`Links::poll_output`]), then sleep until [`Links::poll_timeout`]. The order matters: a
 //! packet that says "my router knows" may only leave after the router was told.
+//!
+//! A session takes frames from the moment on when its [`Effect::Up`] is given out, and until its end is decided here,
+//! which is before its [`Effect::Down`] is carried out. So a router that counts the frames of a session never has
+//! one of them in another: one session may replace another of the same peer in one step.
 
 mod packet;
 mod pieces;
@@ -341,6 +345,8 @@ pub struct Links {
     timers: BTreeSet<(Time, Timer)>,
     dirty: BTreeSet<RawId>,
     effects: VecDeque<Effect>,
+    /// How many of `effects` report a peer up.
+    ups: usize,
     scratch: BytesMut,
     last_session: u64,
     last_token: u64,
@@ -365,6 +371,7 @@ impl Links {
             timers: BTreeSet::new(),
             dirty: BTreeSet::new(),
             effects: VecDeque::new(),
+            ups: 0,
             scratch: BytesMut::new(),
             last_session: 0,
             last_token: 0,
@@ -509,10 +516,12 @@ impl Links {
     /// Queues a frame.
     ///
     /// # Errors
-    /// [`SendError`], which gives the frame back.
+    /// [`SendError`], which gives the frame back. There is no link to a peer whose [`Effect::Up`] waits to be
+    /// carried out: whoever sends now still means the session before.
     pub fn try_send(&mut self, to: &Peer, frame: Frame, now: Time) -> Result<(), SendError> {
         self.tick(now);
-        let Some(session) = self.sessions.get_mut(&to.node).filter(|session| session.peer == *to) else {
+        let session = self.sessions.get_mut(&to.node);
+        let Some(session) = session.filter(|session| session.peer == *to && session.reported) else {
             return Err(SendError::NoLink(frame));
         };
         if self.stopped {
@@ -561,19 +570,50 @@ impl Links {
         self.timers.clear();
         self.current.clear();
         self.effects.clear();
+        self.ups = 0;
     }
 }
 
 // Outputs.
 impl Links {
-    /// The next thing to do.
+    /// The next thing to do; those before it have been carried out.
     pub fn poll_effect(&mut self) -> Option<Effect> {
-        self.effects.pop_front()
+        let effect = self.effects.pop_front()?;
+        if let Effect::Up(peer) = &effect {
+            self.given_out(peer);
+        }
+        Some(effect)
     }
 
-    /// All of them at once.
+    /// Many of them at once; those that were taken before have been carried out. Ask again until there are none: an
+    /// [`Effect::Up`] is only ever the first, so that what comes before it has been carried out as well.
     pub fn take_effects(&mut self) -> VecDeque<Effect> {
-        std::mem::take(&mut self.effects)
+        if self.ups == 0 {
+            return std::mem::take(&mut self.effects);
+        }
+        let is_up = |effect: &Effect| matches!(effect, Effect::Up(_));
+        let next = self.effects.iter().skip(1).position(is_up).map_or(self.effects.len(), |place| place + 1);
+        let rest = self.effects.split_off(next);
+        let taken = std::mem::replace(&mut self.effects, rest);
+        if let Some(Effect::Up(peer)) = taken.front() {
+            self.given_out(peer);
+        }
+        taken
+    }
+
+    /// Is about to be reported up: from now on its session takes frames, if it is still the one that is meant.
+    fn given_out(&mut self, peer: &Peer) {
+        self.ups = self.ups.saturating_sub(1);
+        let again = self.ups > 0
+            && self
+                .effects
+                .iter()
+                .any(|effect| matches!(effect, Effect::Up(later) if later.node == peer.node));
+        if let Some(session) = self.sessions.get_mut(&peer.node).filter(|session| session.peer == *peer)
+            && !again
+        {
+            session.reported = true;
+        }
     }
 
     /// A connection that may have something to write. Each is named once; ask it until it is idle.
@@ -923,6 +963,7 @@ impl Links {
         self.set_phase(raw, Phase::Live);
         self.set_raw_timer(raw, None);
         self.effects.push_back(Effect::Up(peer.clone()));
+        self.ups += 1;
         self.say(raw, &Word::Up { session: id });
         self.arm_session(&peer.node);
     }

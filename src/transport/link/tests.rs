@@ -100,6 +100,11 @@ impl World {
     fn after(&mut self, end: usize) {
         self.ends[end].check();
         while let Some(effect) = self.ends[end].poll_effect() {
+            if let Effect::Down(peer, _) = &effect {
+                // also if the next session of the same peer exists already
+                let sent = self.ends[end].try_send(peer, Frame::new(Lane::Data, "late", ""), self.now);
+                assert!(matches!(sent, Err(SendError::NoLink(_))), "{sent:?} while {peer} is reported down");
+            }
             let told = match effect {
                 Effect::Up(peer) => Told::Up(peer),
                 Effect::Suspect(_) => Told::Suspect,
@@ -262,6 +267,40 @@ fn nobody_writes_before_both_have_returned_from_peer_up() {
     let up = |end: usize| w.reports[end].iter().find(|(_, t)| matches!(t, Told::Up(_))).unwrap().0;
     let frame = |end: usize| w.reports[end].iter().find(|(_, t)| matches!(t, Told::Frame(..))).unwrap().0;
     assert!(up(0).max(up(1)) < frame(0).min(frame(1)));
+}
+
+/// The leader has given the follower up, and the follower finds out by the next connection: it replaces the session
+/// in one step. Until the new one is reported, who sends means the old one.
+#[test]
+fn a_session_takes_frames_only_from_its_report_on() {
+    let mut w = World::new(&[peer("a", 1), peer("b", 2)]);
+    let old = w.open(0, 1);
+    w.settle();
+    w.cut(old, [true, false]);
+    w.pass(2100 * MS);
+    assert_eq!(w.told[0].last(), Some(&Told::Down(peer("b", 2))));
+    let new = w.open(0, 1);
+    // Hello and Hello, Ask, Propose: the next word is the one that counts
+    while !w.ends[0].raws[&RawId(new)].out.is_empty() || w.carry(new, 0) | w.carry(new, 1) {
+        if matches!(w.ends[0].raws[&RawId(new)].phase, Phase::Offered { .. }) {
+            break;
+        }
+    }
+    let fresh = w.connections.get_mut(&new).unwrap().ways[0].packets.pop_front().unwrap();
+    let b = &mut w.ends[1];
+    b.handle_packet(RawId(new), fresh, w.now);
+    let send = |b: &mut Links, value: &'static str| {
+        b.try_send(&peer("a", 1), Frame::new(Lane::Data, "head", value), Time::ZERO)
+    };
+    assert!(b.is_up(&peer("a", 1)), "the next session is there");
+    assert!(send(b, "decided").is_err());
+    let first = b.take_effects();
+    assert!(matches!(first.back(), Some(Effect::Down(..))), "{first:?}");
+    assert!(send(b, "being reported down").is_err());
+    let second = b.take_effects();
+    assert_eq!(second, [Effect::Up(peer("a", 1))]);
+    assert!(send(b, "being reported up").is_ok());
+    assert_eq!(b.queued(&peer("a", 1)), 1, "the only one");
 }
 
 #[test]
