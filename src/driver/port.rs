@@ -91,4 +91,11 @@ impl Receiver for Port {
             None => self.take(Input::Frame(peer.clone(), frame)),
         }
     }
+
+    fn frames(&self, peer: &Peer, frames: Vec<Frame>) {
+        match self.driver.get().and_then(Weak::upgrade) {
+            Some(driver) => driver.frames(peer, frames),
+            None => frames.into_iter().for_each(|frame| self.take(Input::Frame(peer.clone(), frame))),
+        }
+    }
 }

@@ -232,6 +232,13 @@ pub trait Receiver: Send + Sync + 'static {
     fn discovery_settled(&self);
     /// A frame of that peer.
     fn frame(&self, peer: &Peer, frame: Frame);
+    /// Frames of that peer that came together, in order: one step, so that what follows from all of them (an
+    /// acknowledgement, a wake-up) happens once.
+    fn frames(&self, peer: &Peer, frames: Vec<Frame>) {
+        for frame in frames {
+            self.frame(peer, frame);
+        }
+    }
 }
 
 /// What a link handshake must agree on, given to a transport when it starts: a peer whose values differ
@@ -304,6 +311,13 @@ impl Inbound {
     pub fn frame(&self, peer: &Peer, frame: Frame) {
         if let Some(receiver) = self.receiver.upgrade() {
             receiver.frame(peer, frame);
+        }
+    }
+
+    /// See [`Receiver::frames`].
+    pub fn frames(&self, peer: &Peer, frames: Vec<Frame>) {
+        if let Some(receiver) = self.receiver.upgrade() {
+            receiver.frames(peer, frames);
         }
     }
 }
