@@ -303,6 +303,54 @@ fn a_session_takes_frames_only_from_its_report_on() {
     assert_eq!(b.queued(&peer("a", 1)), 1, "the only one");
 }
 
+/// Each connection that waited let the next one in from inside its own end: the stack of a thread held a few thousand.
+#[test]
+fn many_connections_of_one_name_cost_one_that_waits() {
+    let mut w = World::new(&[peer("a", 1), peer("b", 2)]);
+    let first = w.open(0, 1);
+    w.settle();
+    w.ends[1].disconnect(&peer("a", 1), w.now);
+    // b is silent from here on; who comes says hello as b and nothing else
+    let mut stranger = Links::new(peer("b", 2), terms(), LinkConfig::default());
+    stranger.settle();
+    stranger.handle_opened(RawId(1), w.now);
+    let Output::Packet(hello) = stranger.poll_output(RawId(1), true) else { panic!("a hello") };
+    let a = &mut w.ends[0];
+    let many = 20_000;
+    for raw in 1000..1000 + many {
+        a.handle_opened(RawId(raw), w.now);
+        a.handle_packet(RawId(raw), hello.clone(), w.now);
+        if raw < 1010 {
+            a.check();
+        }
+    }
+    let waits = |a: &Links| a.raws.values().filter(|raw| matches!(raw.phase, Phase::Probing { .. })).count();
+    assert_eq!(waits(a), 1);
+    let pings = a.raws[&RawId(first)].out.len();
+    assert_eq!(pings, 1, "all of them wait for one answer");
+    a.handle_timeout(w.now + LinkConfig::default().suspect_after);
+    a.check();
+    assert_eq!(waits(a), 0);
+    assert_eq!(a.raws[&RawId(999 + many)].phase, Phase::Asked, "nobody has answered: the last one is let in");
+    assert!(a.is_closing(RawId(first)) && a.is_closing(RawId(1000)));
+}
+
+#[test]
+fn one_who_pings_and_reads_nothing_is_owed_one_answer() {
+    let mut w = World::new(&[peer("a", 1), peer("b", 2)]);
+    let raw = w.open(0, 1);
+    w.settle();
+    let ping = |token| packet::encode_word(&Word::Ping { token, sent: [0; 3] });
+    for token in 1..1000 {
+        w.ends[0].handle_packet(RawId(raw), ping(token), w.now);
+    }
+    let mut pongs = 0;
+    while let Output::Packet(_) = w.ends[0].poll_output(RawId(raw), true) {
+        pongs += 1;
+    }
+    assert_eq!(pongs, 1);
+}
+
 #[test]
 fn a_frame_that_comes_twice_is_given_once() {
     let mut w = World::new(&[peer("a", 1), peer("b", 2)]);
