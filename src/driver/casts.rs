@@ -454,6 +454,16 @@ impl Driver {
         }
     }
 
+    /// So many broadcasts of this peer came before there was a node, and more than could be kept: they count as
+    /// handled, since nobody here had joined a group.
+    pub(super) fn missed_data(&self, peer: &Peer, count: u64) {
+        self.stats.frames_in.add(count);
+        for _ in 0..count {
+            self.node.skip_data_frame(peer);
+        }
+        self.pump();
+    }
+
     fn data(self: &Arc<Self>, peer: &Peer, message: DataMessage, body: Bytes, now: Time) {
         if let Some(delivery) = self.node.handle_data_frame(peer, message, body, &mut Out(self), now) {
             let except = self.own_number(delivery.except.as_ref());
