@@ -275,13 +275,17 @@ impl Seat {
                 if self.news.is_news(dialled, node.as_ref(), &refusal) {
                     tracing::warn!(me = %life.node, ?node, %refusal, "link refused");
                 }
-                // who came by itself may be anybody: only our own attempts say whom not to dial; and a name that was
-                // known is taken again, higher
-                if let Some(node) = dialled.filter(|_| !matches!(refusal, Refusal::Known { .. })) {
+                // a name that was known is taken again, higher
+                if matches!(refusal, Refusal::Known { .. }) {
+                    return;
+                }
+                // who came by itself may be anybody: only our own attempts say whom not to dial
+                if let Some(node) = dialled {
                     life.dials.lock().refused(node, life.now());
-                    if let Some(untried) = &mut self.untried {
-                        untried.remove(node);
-                    }
+                }
+                // but it may also be the one of the two ends that dials: the start does not wait for it
+                if let (Some(untried), Some(node)) = (&mut self.untried, node) {
+                    untried.remove(&node);
                 }
             }
             Effect::Superseded { live } => self.superseded(live),
