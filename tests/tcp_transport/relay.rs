@@ -97,7 +97,9 @@ impl Relays {
     pub(crate) fn cut_seen_by(&self, a: &str, b: &str) {
         let mut state = self.state.lock();
         state.cuts.insert(pair(a, b));
-        state.told.send_modify(|told| drop(told.insert([a.to_owned(), b.to_owned()])));
+        state.told.send_modify(|told| {
+            told.insert([a.to_owned(), b.to_owned()]);
+        });
     }
 
     pub(crate) fn heal(&self, a: &str, b: &str) {
