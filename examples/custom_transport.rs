@@ -89,7 +89,6 @@ impl Transport for WebSockets {
     fn node(&self) -> &NodeId {
         self.endpoint.node()
     }
-
     async fn start(&self, inbound: Inbound) -> Result<Peer, TransportError> {
         let failed = |error: std::io::Error| TransportError::Failed { reason: error.to_string() };
         let listener = TcpListener::bind("127.0.0.1:0").await.map_err(failed)?;
@@ -103,14 +102,12 @@ impl Transport for WebSockets {
         };
         self.endpoint.start(inbound, join).await
     }
-
     async fn send(&self, to: &Peer, frame: Frame) -> Result<(), SendError> {
         self.endpoint.send(to, frame).await
     }
     fn try_send(&self, to: &Peer, frame: Frame) -> Result<(), SendError> {
         self.endpoint.try_send(to, frame)
     }
-
     fn max_frame(&self) -> usize {
         self.endpoint.max_frame()
     }

@@ -89,7 +89,7 @@ pub struct Config {
     /// all, from `max_payload_len` to 4 GiB - 1 (default 64 MiB). They are kept, to be sent again if a node on the way
     /// is lost; beyond it a broadcast waits and a `try_broadcast` says `Busy`. Choose bandwidth times the reconnect
     /// grace. What waits for one peer is bounded by its transport
-    /// ([`LinkConfig`](crate::transport::LinkConfig)).
+    /// ([`LinkConfig`](crate::transport::link::LinkConfig)).
     pub max_unacknowledged: usize,
     /// How far this node's broadcasts may run ahead of its oldest open one, twice over: 2 to 67,108,864
     /// (default 1,048,576). A broadcast beyond half of it waits for room. Receivers tell as many apart as

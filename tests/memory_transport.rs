@@ -108,6 +108,10 @@ impl Harness for Memory {
         self.0.cut(a, b);
         Ok(())
     }
+    async fn cut_seen_by(&self, a: &str, b: &str) -> Result<(), Unsupported> {
+        self.0.cut_seen_by(a, b);
+        Ok(())
+    }
     async fn heal(&self, a: &str, b: &str) -> Result<(), Unsupported> {
         self.0.heal(a, b);
         Ok(())
@@ -127,6 +131,38 @@ impl Harness for Memory {
 }
 
 muster_router::transport_conformance!(Memory);
+
+/// Gives up quickly, so that many sessions replace one another in a short time.
+struct Quick(Network);
+
+#[async_trait]
+impl Harness for Quick {
+    async fn new() -> Self {
+        let link = LinkConfig {
+            ping_interval: None,
+            reconnect_grace: Duration::from_millis(30),
+            ..LinkConfig::default()
+        };
+        Quick(Network::builder().link(link).build())
+    }
+    async fn transport(&self, node: &str) -> Arc<dyn Transport> {
+        Arc::new(self.0.node(node))
+    }
+    async fn cut_seen_by(&self, a: &str, b: &str) -> Result<(), Unsupported> {
+        self.0.cut_seen_by(a, b);
+        Ok(())
+    }
+    async fn heal(&self, a: &str, b: &str) -> Result<(), Unsupported> {
+        self.0.heal(a, b);
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn forty_sessions_that_replace_one_another_share_no_frame() {
+    let network = Quick::new().await;
+    conformance::sessions_that_replace_one_another_share_no_frame(&network).await.unwrap();
+}
 
 /// What a transport that is broken on purpose does wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

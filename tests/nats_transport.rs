@@ -79,7 +79,8 @@ impl Harness for Nats {
         Duration::from_secs(60)
     }
     fn skipped(&self, rule: &str, why: &str) {
-        assert!(self.server.is_none(), "every rule applies here, but {rule} was skipped: {why}");
+        let known = self.server.is_none() || why.contains("that one end sees");
+        assert!(known, "every other rule applies here, but {rule} was skipped: {why}");
     }
     async fn blip(&self, a: &str, _b: &str) -> Result<(), Unsupported> {
         self.proxy(a).ok_or(Unsupported)?.blip();

@@ -51,7 +51,7 @@ pub(crate) fn joins(report: &mut Report, bare: &Bare) {
         "ping-pong of as many bytes by as many callers",
         Target::AtLeast(150e3),
     ));
-    let what = "first joins: processor time of both processes";
+    let what = "one first join, processor time of both processes";
     report.row(Row::alone(what, Unit::Seconds, median(spent), "none", Target::Shown));
 }
 
@@ -77,6 +77,10 @@ fn saturate(
     (sent, longest, last - began)
 }
 
+fn shown(groups: usize) -> String {
+    if groups == 1 { "those to one group".into() } else { format!("those to {groups}") }
+}
+
 pub(crate) fn broadcasts(report: &mut Report, bare: &Bare) {
     if !wanted("broadcasts") {
         return;
@@ -99,7 +103,7 @@ pub(crate) fn broadcasts(report: &mut Report, bare: &Bare) {
             spent.push(Round { ours: busy, floor: busy_floor });
         }
         report.row(Row::paired(what, Unit::PerSecond, &done, against, Target::AtLeast(450e3)));
-        let what = format!("{what}: processor time of all processes");
+        let what = format!("one broadcast of {}, processor time of all processes", shown(count));
         report.row(Row::paired(&what, Unit::Seconds, &spent, "that of a bare frame", Target::Shown));
     }
 }

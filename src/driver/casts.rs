@@ -13,9 +13,9 @@ use super::message::Message;
 use super::waiting::Waiting;
 use super::{Driver, nesting};
 use crate::error::BroadcastError;
-use crate::node::Ticket;
 use crate::node::message::DataMessage;
 use crate::node::relay::{Audience, Begun, NewCast, Reach, Sent, Settled, Wire};
+use crate::node::{Ticket, Time};
 use crate::transport::{Frame, Lane, SendError, wire};
 use crate::types::{BroadcastId, MemberId, Peer};
 
@@ -30,6 +30,8 @@ pub(crate) struct Casts {
     /// Wakes those who wait for room.
     pub(super) room: Notify,
     gates: [Gate; GATES],
+    /// How many wait at all gates together.
+    queued: AtomicUsize,
     later: Mutex<VecDeque<Later>>,
     later_count: AtomicUsize,
     pub(super) later_wake: Notify,
@@ -44,6 +46,13 @@ struct Gate {
 /// Counts one waiter for as long as it lives.
 struct Queued<'a>(&'a AtomicUsize);
 
+impl<'a> Queued<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Self(count)
+    }
+}
+
 impl Drop for Queued<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Release);
@@ -55,11 +64,14 @@ pub(crate) struct Waits<'a> {
     casts: &'a Casts,
     ticket: Ticket,
     receiver: oneshot::Receiver<Settled>,
+    answered: bool,
 }
 
 impl Drop for Waits<'_> {
     fn drop(&mut self) {
-        self.casts.receipts.forget(&self.ticket);
+        if !self.answered {
+            self.casts.receipts.forget(&self.ticket);
+        }
     }
 }
 
@@ -87,6 +99,7 @@ impl Casts {
             receipts: Waiting::new(),
             room: Notify::new(),
             gates: Default::default(),
+            queued: AtomicUsize::new(0),
             later: Mutex::default(),
             later_count: AtomicUsize::new(0),
             later_wake: Notify::new(),
@@ -158,7 +171,7 @@ impl Driver {
             Begun::NoLink(cast) => Err(NotBegun::NoLink(Box::new(cast))),
             Begun::Sent { id, deliver_here } => {
                 self.stats.broadcasts.add(1);
-                if deliver_here {
+                if deliver_here && self.node.holds(group.as_bytes()) {
                     self.deliver_local(&Message::new(group, body, id.clone(), headers), except);
                 }
                 Ok(id)
@@ -211,23 +224,29 @@ impl Driver {
             let ticket = self.next_ticket();
             let receiver = self.casts.receipts.wait_for(ticket).ok_or(BroadcastError::Stopped)?;
             cast.ticket = Some(ticket);
-            waits = Some(Waits { casts: &self.casts, ticket, receiver });
+            waits = Some(Waits { casts: &self.casts, ticket, receiver, answered: false });
         }
         let id = self.begin_when_room(cast).await?;
         self.run_queued();
         match waits {
             None => Ok((id, None)),
-            Some(mut waits) => match (&mut waits.receiver).await {
-                Ok(settled) => Ok((id, Some(settled))),
-                Err(_) => Err(BroadcastError::Interrupted),
-            },
+            Some(mut waits) => {
+                let answer = (&mut waits.receiver).await;
+                // taken out by whoever answered, or by the end of the scope
+                waits.answered = true;
+                match answer {
+                    Ok(settled) => Ok((id, Some(settled))),
+                    Err(_) => Err(BroadcastError::Interrupted),
+                }
+            }
         }
     }
 
     /// Waits in turn for room. Until it returns nothing has been sent.
     async fn begin_when_room(self: &Arc<Self>, mut cast: NewCast) -> Result<BroadcastId, BroadcastError> {
-        let gate = self.gate(&cast);
-        if gate.queued.load(Ordering::Acquire) == 0 {
+        // whoever waits is seldom: only then it matters who waits for which router
+        let alone = self.casts.queued.load(Ordering::Acquire) == 0;
+        if alone || self.gate(&cast).queued.load(Ordering::Acquire) == 0 {
             match self.begin(cast) {
                 Ok(id) => return Ok(id),
                 Err(NotBegun::NoLink(cast)) => return Err(no_such_node(*cast)),
@@ -235,8 +254,8 @@ impl Driver {
             }
             self.stats.busy.add(1);
         }
-        gate.queued.fetch_add(1, Ordering::AcqRel);
-        let _queued = Queued(&gate.queued);
+        let gate = self.gate(&cast);
+        let _queued = [Queued::new(&gate.queued), Queued::new(&self.casts.queued)];
         let _turn = gate.turn.lock().await;
         loop {
             let room = self.casts.room.notified();
@@ -410,11 +429,28 @@ impl Driver {
 
     pub(super) fn frame(self: &Arc<Self>, peer: &Peer, frame: Frame) {
         self.stats.frames_in.add(1);
+        self.input(peer, frame, self.now());
+        self.pump();
+        self.run_queued();
+    }
+
+    /// What follows from all of them is carried out once: that is what makes a burst cheap.
+    pub(super) fn frames(self: &Arc<Self>, peer: &Peer, frames: Vec<Frame>) {
+        self.stats.frames_in.add(frames.len() as u64);
+        let now = self.now();
+        for frame in frames {
+            self.input(peer, frame, now);
+        }
+        self.pump();
+        self.run_queued();
+    }
+
+    /// What follows from it is the caller's to carry out.
+    fn input(self: &Arc<Self>, peer: &Peer, frame: Frame, now: Time) {
         match wire::decode(&frame) {
-            Ok(wire::Heard::Data(message)) => self.data(peer, message, frame.body),
+            Ok(wire::Heard::Data(message)) => self.data(peer, message, frame.body, now),
             Ok(wire::Heard::Control(message)) => {
-                self.node.handle_message(peer, message, &mut Out(self), self.now());
-                self.pump();
+                self.node.handle_message(peer, message, &mut Out(self), now);
             }
             Ok(wire::Heard::Call(message)) => self.call_message(peer, message, frame.body),
             #[cfg(feature = "cache")]
@@ -425,15 +461,23 @@ impl Driver {
                 if frame.lane == Lane::Data {
                     // it has had its number: the frames behind it are not to wait for it
                     self.node.skip_data_frame(peer);
-                    self.pump();
                 }
                 self.ignore(peer, error);
             }
         }
     }
 
-    fn data(self: &Arc<Self>, peer: &Peer, message: DataMessage, body: Bytes) {
-        let now = self.now();
+    /// So many broadcasts of this peer came before there was a node, and more than could be kept: they count as
+    /// handled, since nobody here had joined a group.
+    pub(super) fn missed_data(&self, peer: &Peer, count: u64) {
+        self.stats.frames_in.add(count);
+        for _ in 0..count {
+            self.node.skip_data_frame(peer);
+        }
+        self.pump();
+    }
+
+    fn data(self: &Arc<Self>, peer: &Peer, message: DataMessage, body: Bytes, now: Time) {
         if let Some(delivery) = self.node.handle_data_frame(peer, message, body, &mut Out(self), now) {
             let except = self.own_number(delivery.except.as_ref());
             let (hop, targeted) = (delivery.hop, delivery.targeted);
@@ -445,8 +489,6 @@ impl Driver {
                 self.node.tell_not_held(peer, message.group(), now);
             }
         }
-        self.pump();
-        self.run_queued();
     }
 
     /// The connection with this peer, by the number that only this one has. `None` for this node itself, too.

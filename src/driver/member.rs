@@ -20,7 +20,18 @@ pub(crate) enum Target {
     /// A subscription of ours: never blocks and never panics, so it is neither timed nor guarded.
     Mailbox(Arc<Mailbox>),
     /// Somebody's code.
-    User(Box<dyn Subscriber>),
+    User {
+        subscriber: Box<dyn Subscriber>,
+        /// See [`Subscriber::is_prompt`].
+        prompt: bool,
+    },
+}
+
+impl Target {
+    /// Asks the subscriber's code, so it must not be called under a lock.
+    pub(crate) fn user(subscriber: impl Subscriber) -> Self {
+        Target::User { prompt: subscriber.is_prompt(), subscriber: Box::new(subscriber) }
+    }
 }
 
 /// A member of a group on this node; cheap to clone.
@@ -86,11 +97,16 @@ impl Member {
     pub(crate) fn give(&self, message: &Message, last: &mut Option<Instant>) -> Delivered {
         let subscriber = match &self.0.target {
             Some(Target::Mailbox(mailbox)) => return mailbox.deliver(message),
-            Some(Target::User(subscriber)) => subscriber,
+            Some(Target::User { subscriber, prompt: false }) => subscriber,
+            Some(Target::User { subscriber, prompt: true }) => {
+                // what came before is not this one's time, nor the next one's
+                *last = None;
+                return self.guarded(&**subscriber, message);
+            }
             None => return Delivered::Closed,
         };
         let start = last.unwrap_or_else(Instant::now);
-        let outcome = catch_unwind(AssertUnwindSafe(|| subscriber.deliver(message)));
+        let delivered = self.guarded(&**subscriber, message);
         let end = Instant::now();
         *last = Some(end);
         let took = end.saturating_duration_since(start);
@@ -100,7 +116,11 @@ impl Member {
             }
             tracing::warn!(member = %self.0.id, group = %self.0.group, ?took, "a subscriber holds up deliveries");
         }
-        outcome.unwrap_or_else(|panic| {
+        delivered
+    }
+
+    fn guarded(&self, subscriber: &dyn Subscriber, message: &Message) -> Delivered {
+        catch_unwind(AssertUnwindSafe(|| subscriber.deliver(message))).unwrap_or_else(|panic| {
             tracing::error!(member = %self.0.id, group = %self.0.group, "a member is ended by its panic");
             report_panic(self.0.driver.upgrade().as_deref(), "deliver", panic);
             Delivered::Closed

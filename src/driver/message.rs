@@ -152,17 +152,29 @@ impl From<()> for Delivered {
 pub trait Subscriber: Send + Sync + 'static {
     /// Takes one message; see the trait for what it may do.
     fn deliver(&self, message: &Message) -> Delivered;
+
+    /// Whether `deliver` only hands over and always returns at once, as the channels here do: such a one is not
+    /// timed, which for a group of a thousand is half of the work. Asked once, when it joins.
+    fn is_prompt(&self) -> bool {
+        false
+    }
 }
 
 impl<S: Subscriber + ?Sized> Subscriber for Arc<S> {
     fn deliver(&self, message: &Message) -> Delivered {
         (**self).deliver(message)
     }
+    fn is_prompt(&self) -> bool {
+        (**self).is_prompt()
+    }
 }
 
 impl<S: Subscriber + ?Sized> Subscriber for Box<S> {
     fn deliver(&self, message: &Message) -> Delivered {
         (**self).deliver(message)
+    }
+    fn is_prompt(&self) -> bool {
+        (**self).is_prompt()
     }
 }
 
@@ -176,6 +188,9 @@ impl Subscriber for tokio::sync::mpsc::Sender<Message> {
             Err(TrySendError::Closed(_)) => Delivered::Closed,
         }
     }
+    fn is_prompt(&self) -> bool {
+        true
+    }
 }
 
 /// One whose receiver is gone ends the member. Nothing bounds what a receiver that does not read leaves
@@ -187,6 +202,9 @@ impl Subscriber for tokio::sync::mpsc::UnboundedSender<Message> {
             Err(_) => Delivered::Closed,
         }
     }
+    fn is_prompt(&self) -> bool {
+        true
+    }
 }
 
 /// Without a receiver the message is dropped: others may subscribe to the sender later.
@@ -196,6 +214,9 @@ impl Subscriber for tokio::sync::broadcast::Sender<Message> {
             Ok(_) => Delivered::Accepted,
             Err(_) => Delivered::Dropped,
         }
+    }
+    fn is_prompt(&self) -> bool {
+        true
     }
 }
 

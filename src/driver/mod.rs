@@ -274,16 +274,21 @@ impl Driver {
 impl Driver {
     /// Carries out what the node asks for. Called after every input, by whoever brought it.
     pub(crate) fn pump(&self) {
-        while let Some(effect) = self.node.poll_effect() {
-            match effect {
-                Effect::Transmit(peer) => self.wake_senders(&peer),
-                Effect::Work => self.work.notify_one(),
-                Effect::Joined { ticket, result } => self.joins.answer(&ticket, result),
-                Effect::Changed => self.publish_change(),
-                Effect::Event(event) => self.publish_event(event),
-                Effect::Settled(receipt) => self.settle(receipt),
-                Effect::Room => self.casts.room.notify_waiters(),
-            }
+        let mut effects = Vec::new();
+        while self.node.poll_effects(&mut effects) {
+            effects.drain(..).for_each(|effect| self.carry_out(effect));
+        }
+    }
+
+    fn carry_out(&self, effect: Effect) {
+        match effect {
+            Effect::Transmit(peer) => self.wake_senders(&peer),
+            Effect::Work => self.work.notify_one(),
+            Effect::Joined { ticket, result } => self.joins.answer(&ticket, result),
+            Effect::Changed => self.publish_change(),
+            Effect::Event(event) => self.publish_event(event),
+            Effect::Settled(receipt) => self.settle(receipt),
+            Effect::Room => self.casts.room.notify_waiters(),
         }
     }
 

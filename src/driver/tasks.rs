@@ -1,7 +1,9 @@
 //! The tasks of a scope: two senders a peer, the timer, background work, broadcasts that were put off, and the
 //! keeper that ends them all.
 
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -27,8 +29,8 @@ pub(super) struct Link {
 #[derive(Default)]
 struct LaneState {
     wake: Notify,
-    /// Held while the node is asked what it owes, so that the sender of a session that is over cannot take
-    /// what belongs to the next one.
+    /// Held while the node is asked what it owes and while the transport takes it, so that the sender of a session
+    /// that is over can neither take what belongs to the next one nor send what belonged to its own into it.
     over: Mutex<bool>,
     /// What the caches have to say to the peer; one for both lanes.
     #[cfg(feature = "cache")]
@@ -125,13 +127,18 @@ async fn sender(driver: Arc<Driver>, peer: Peer, lane: Lane, state: Arc<LaneStat
         let mut idle = outgoing.is_none();
         if let Some(outgoing) = outgoing {
             if let Some(head) = wire::encode_control(&outgoing.message) {
-                deliver_frame(&driver, &peer, Frame::new(outgoing.lane, head, bytes::Bytes::new())).await;
+                let frame = Frame::new(outgoing.lane, head, bytes::Bytes::new());
+                if !deliver_frame(&driver, &peer, frame, &state).await {
+                    return;
+                }
             }
             driver.pump();
         }
         #[cfg(feature = "cache")]
         if let Some(frame) = state.caches.take(lane) {
-            deliver_frame(&driver, &peer, frame).await;
+            if !deliver_frame(&driver, &peer, frame, &state).await {
+                return;
+            }
             state.caches.sent(lane);
             idle = false;
         }
@@ -141,13 +148,23 @@ async fn sender(driver: Arc<Driver>, peer: Peer, lane: Lane, state: Arc<LaneStat
     }
 }
 
-/// What the node gave out counts as sent, so it must arrive or the peer must go down (which ends this task).
-async fn deliver_frame(driver: &Driver, peer: &Peer, mut frame: Frame) {
+/// What the node gave out counts as sent, so it must arrive or the peer must go down (which ends this task). Whether
+/// it is still up.
+async fn deliver_frame(driver: &Driver, peer: &Peer, mut frame: Frame, state: &LaneState) -> bool {
     loop {
-        match driver.transport.send(peer, frame).await {
-            Ok(()) => return,
-            Err(SendError::TooLarge(frame)) => return driver.refused_as_too_large(peer, &frame),
-            Err(SendError::NoLink(back) | SendError::Busy(back)) => {
+        let mut sending = driver.transport.send(peer, frame);
+        let sent = poll_fn(|context| {
+            let over = state.over.lock();
+            if *over { Poll::Ready(None) } else { sending.as_mut().poll(context).map(Some) }
+        });
+        match sent.await {
+            None => return false,
+            Some(Ok(())) => return true,
+            Some(Err(SendError::TooLarge(frame))) => {
+                driver.refused_as_too_large(peer, &frame);
+                return true;
+            }
+            Some(Err(SendError::NoLink(back) | SendError::Busy(back))) => {
                 frame = back;
                 tokio::time::sleep(LINK_RETRY).await;
             }

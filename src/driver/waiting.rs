@@ -1,17 +1,40 @@
 //! Calls that wait for an answer that comes from elsewhere.
 
 use std::collections::HashMap;
-use std::hash::Hash;
+use std::hash::{BuildHasherDefault, Hash, Hasher};
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 /// Callers by what they wait for. Closed once, it refuses and drops all of them.
-pub(crate) struct Waiting<K, V>(Mutex<Option<HashMap<K, oneshot::Sender<V>>>>);
+pub(crate) struct Waiting<K, V>(Mutex<Option<Map<K, V>>>);
+
+type Map<K, V> = HashMap<K, oneshot::Sender<V>, BuildHasherDefault<Counted>>;
+
+/// For keys that this node has counted up itself: nobody outside chooses them, so mixing their bits is enough.
+#[derive(Default)]
+struct Counted(u64);
+
+impl Hasher for Counted {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0.rotate_left(5) ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 ^= self.0 >> 32;
+    }
+}
 
 impl<K: Eq + Hash, V> Waiting<K, V> {
     pub(crate) fn new() -> Self {
-        Self(Mutex::new(Some(HashMap::new())))
+        Self(Mutex::new(Some(HashMap::default())))
     }
 
     /// `None` if it is closed.

@@ -221,7 +221,7 @@ impl Muster {
         group: impl Into<Group>,
         subscriber: impl Subscriber,
     ) -> Result<Membership, JoinError> {
-        self.join_target(group.into(), None, Target::User(Box::new(subscriber))).await
+        self.join_target(group.into(), None, Target::user(subscriber)).await
     }
 
     /// The same with a closure, which may return nothing or [`Delivered`].
@@ -287,7 +287,7 @@ impl Muster {
         if id.peer != *self.peer() {
             return Err(JoinError::ForeignMember { member: id, here: self.peer().clone() });
         }
-        self.join_target(group.into(), Some(id.number), Target::User(Box::new(subscriber))).await
+        self.join_target(group.into(), Some(id.number), Target::user(subscriber)).await
     }
 
     /// An id for a member that joins several groups.

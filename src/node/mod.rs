@@ -414,9 +414,7 @@ impl<M: Clone> Node<M> {
 
     /// Begins a broadcast.
     pub fn broadcast(&self, cast: NewCast, wire: &mut impl Wire) -> Begun {
-        let begun = self.relay.with(|relay| relay.broadcast(cast, self, wire));
-        self.relay_effects();
-        begun
+        self.relay.with(|relay| relay.broadcast(cast, self, wire))
     }
 
     /// Nobody waits for the receipt of this node's broadcast `seq` any more.
@@ -458,14 +456,12 @@ impl<M: Clone> Node<M> {
     pub fn handle_peer_suspect(&self, peer: &Peer, wire: &mut impl Wire, now: Time) {
         self.step(now, |coordinator, step| coordinator.handle_suspect(peer, true, step));
         self.relay.with(|relay| relay.handle_peer_suspect(peer, wire));
-        self.relay_effects();
     }
 
     /// A suspect peer's link is back and nothing was lost.
     pub fn handle_peer_resumed(&self, peer: &Peer, wire: &mut impl Wire, now: Time) {
         self.relay.with(|relay| relay.handle_peer_resumed(peer, wire));
         self.step(now, |coordinator, step| coordinator.handle_suspect(peer, false, step));
-        self.relay_effects();
     }
 
     /// A peer is gone. Its rows, its agreement and what it is owed go with it.
@@ -480,7 +476,6 @@ impl<M: Clone> Node<M> {
             });
         });
         self.relay.with(|relay| relay.handle_peer_down(peer, wire));
-        self.relay_effects();
     }
 
     /// The transport has tried every address that it knows.
@@ -527,7 +522,6 @@ impl<M: Clone> Node<M> {
             Message::Superseded { by } => self.step(now, |c, step| c.supersede(&by, step)),
             Message::Progress(progress) => {
                 self.relay.with(|relay| relay.handle_progress(from, progress, wire));
-                self.relay_effects();
             }
         }
     }
@@ -574,7 +568,6 @@ impl<M: Clone> Node<M> {
         });
         self.effects.with(|effects| woken.iter().for_each(|peer| effects.transmit(peer)));
         self.relay.with(|relay| relay.handle_timeout(wire, now));
-        self.relay_effects();
         self.debug_check();
     }
 
@@ -588,27 +581,22 @@ impl<M: Clone> Node<M> {
         wire: &mut impl Wire,
         now: Time,
     ) -> Option<LocalDelivery> {
-        let delivery = self.relay.with(|relay| relay.handle_data(from, message, body, self, wire, now));
-        self.relay_effects();
-        delivery
+        self.relay.with(|relay| relay.handle_data(from, message, body, self, wire, now))
     }
 
     /// A frame of the data lane that cannot be read, of a newer kind perhaps: it counts as handled.
     pub fn skip_data_frame(&self, from: &Peer) {
         self.relay.with(|relay| relay.skip(from));
-        self.relay_effects();
     }
 
     /// The members here have what came as this hop.
     pub fn delivered(&self, from: &Peer, hop: u64) {
         self.relay.with(|relay| relay.delivered(from, hop));
-        self.relay_effects();
     }
 
     /// The transport has room again for this peer.
     pub fn handle_room(&self, peer: &Peer, wire: &mut impl Wire) {
         self.relay.with(|relay| relay.handle_room(peer, wire));
-        self.relay_effects();
     }
 
     fn handle_claims(&self, from: &Peer, call: u64, claims: &[(Group, u64)], now: Time) {
@@ -670,13 +658,15 @@ impl<M: Clone> Node<M> {
 impl<M: Clone> Node<M> {
     /// The next thing to do; `None` when there is nothing. Call it until then after every input.
     pub fn poll_effect(&self) -> Option<Effect> {
-        if let Some(effect) = self.effects.with(Effects::poll) {
-            return Some(effect);
-        }
-        self.relay.with(|relay| match relay.poll_settled() {
-            Some(settled) => Some(Effect::Settled(settled)),
-            None => relay.poll_room().then_some(Effect::Room),
-        })
+        self.effects.with(Effects::poll).or_else(|| self.relay.with(Relay::poll_effect))
+    }
+
+    /// All that is to do now, added to `into`; `false` if that is nothing. As many calls of [`Node::poll_effect`],
+    /// with each lock taken once.
+    pub fn poll_effects(&self, into: &mut Vec<Effect>) -> bool {
+        self.effects.with(|effects| into.extend(std::iter::from_fn(|| effects.poll())));
+        self.relay.with(|relay| into.extend(std::iter::from_fn(|| relay.poll_effect())));
+        !into.is_empty()
     }
 
     /// What we owe this peer next, on any lane. Once returned it counts as sent: hand it to the transport, or
@@ -770,13 +760,6 @@ impl<M: Clone> Node<M> {
         });
         if wake {
             self.effects.with(|effects| effects.transmit(peer));
-        }
-    }
-
-    /// Wakes the senders of those whom the relay owes an acknowledgement.
-    fn relay_effects(&self) {
-        while let Some(peer) = self.relay.with(|relay| relay.poll_wake()) {
-            self.effects.with(|effects| effects.transmit(&peer));
         }
     }
 

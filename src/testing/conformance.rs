@@ -44,7 +44,7 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -123,8 +123,14 @@ pub trait Harness: Send + Sync + 'static {
         Err(Unsupported)
     }
 
-    /// Ends a [`Harness::cut`].
+    /// Ends a [`Harness::cut`] and a [`Harness::cut_seen_by`].
     async fn heal(&self, _a: &str, _b: &str) -> Result<(), Unsupported> {
+        Err(Unsupported)
+    }
+
+    /// The same, but only `a` is told at once; an idle `b` need not notice. Then `a` gives `b` up, and `b` finds out
+    /// by the next connection: one session replaces another in one step.
+    async fn cut_seen_by(&self, _a: &str, _b: &str) -> Result<(), Unsupported> {
         Err(Unsupported)
     }
 
@@ -172,6 +178,8 @@ macro_rules! transport_conformance {
             cut_is_down_for_both
             nothing_of_a_closed_session_in_the_next
             nothing_for_an_earlier_life_reaches_the_next
+            no_link_while_down_is_reported
+            sessions_that_replace_one_another_share_no_frame
             large_and_empty_frames
             back_pressure
             unknown_peers
@@ -369,7 +377,11 @@ pub struct Recorder {
     patience: Duration,
     closed: Mutex<bool>,
     opened: Condvar,
+    probe: OnceLock<Probe>,
 }
+
+/// Looks at every `Up` and `Down` while it is being reported; says what is wrong.
+type Probe = Box<dyn Fn(&Seen) -> Verdict + Send + Sync>;
 
 impl Recorder {
     /// A recorder that waits at most `patience` for anything. `clock` numbers the events of all recorders of
@@ -383,6 +395,7 @@ impl Recorder {
             patience,
             closed: Mutex::new(false),
             opened: Condvar::new(),
+            probe: OnceLock::new(),
         })
     }
 
@@ -441,6 +454,15 @@ impl Recorder {
         })
     }
 
+    /// Looks, then gives a transport that does not wait for the report the chance to be caught.
+    fn look(&self, seen: &Seen) {
+        let verdict = self.probe.get().map_or(Ok(()), |probe| probe(seen));
+        if let Err(violation) = verdict {
+            self.log.lock().violation(violation);
+        }
+        std::thread::yield_now();
+    }
+
     /// Notes a report; `during` is what takes place before it returns.
     fn hear(&self, seen: Seen, during: impl FnOnce()) {
         let peer = match &seen {
@@ -487,8 +509,8 @@ fn kind(seen: &Seen) -> String {
 
 impl Receiver for Recorder {
     fn peer_up(&self, peer: Peer) {
-        // gives a transport that does not wait for it the chance to be caught
-        self.hear(Seen::Up(peer), std::thread::yield_now);
+        let up = Seen::Up(peer);
+        self.hear(up.clone(), || self.look(&up));
     }
     fn peer_suspect(&self, peer: &Peer) {
         self.hear(Seen::Suspect(peer.clone()), || {});
@@ -497,7 +519,8 @@ impl Receiver for Recorder {
         self.hear(Seen::Resumed(peer.clone()), || {});
     }
     fn peer_down(&self, peer: &Peer) {
-        self.hear(Seen::Down(peer.clone()), std::thread::yield_now);
+        let down = Seen::Down(peer.clone());
+        self.hear(down.clone(), || self.look(&down));
     }
     fn discovery_settled(&self) {
         self.hear(Seen::Settled, || {});
@@ -974,6 +997,137 @@ pub async fn nothing_for_an_earlier_life_reaches_the_next(harness: &dyn Harness)
         return Err(format!("{} was reborn as {}", b.me, reborn.me));
     }
     nodes.finish().await
+}
+
+/// While a peer is reported down there is no link to it, though its next session may exist already.
+pub async fn no_link_while_down_is_reported(harness: &dyn Harness) -> Verdict {
+    let nodes = Nodes::new(harness);
+    let (a, b) = nodes.pair().await?;
+    let transport = Arc::downgrade(&b.transport);
+    let probe = move |seen: &Seen| {
+        let (Seen::Down(peer), Some(transport)) = (seen, transport.upgrade()) else { return Ok(()) };
+        match transport.try_send(peer, numbered(Lane::Data, 7, 0)) {
+            Err(SendError::NoLink(_)) => Ok(()),
+            other => Err(format!("a send to {peer} from inside its peer_down gave {other:?}")),
+        }
+    };
+    let _ = b.recorder.probe.set(Box::new(probe));
+    exchange(&a, &b, 1).await?;
+    if harness.cut_seen_by("a", "b").await.is_err() {
+        harness.skipped("no_link_while_down_is_reported", "no cut that one end sees; a shutdown instead");
+        a.shutdown().await?;
+        b.recorder.until(&format!("{} down", a.me), |log| log.downs_of(&a.me) == 1).await?;
+        return nodes.finish().await;
+    }
+    a.recorder.until(&format!("{} down", b.me), |log| log.downs_of(&b.me) == 1).await?;
+    harness.heal("a", "b").await.map_err(|_| "a harness that cuts must heal".to_owned())?;
+    b.recorder.until(&format!("{} up again", a.me), |log| log.ups_of(&a.me) == 2).await?;
+    a.recorder.until(&format!("{} up again", b.me), |log| log.ups_of(&b.me) == 2).await?;
+    exchange(&a, &b, 2).await?;
+    let strays = a.recorder.with(|log| numbers(log, &b.me, Lane::Data, 7).len());
+    if strays > 0 {
+        return Err(format!("{strays} frames came that were sent while {} was reported down", a.me));
+    }
+    nodes.finish().await
+}
+
+/// How many sessions `sessions_that_replace_one_another_share_no_frame` has at most, and for how long.
+const REPLACED: u64 = 40;
+const REPLACING: Duration = Duration::from_secs(4);
+
+/// Whoever numbers the frames of each session, from its `peer_up` until its `peer_down`, is never found to have sent
+/// one of them into another session, however quickly one replaces the other.
+pub async fn sessions_that_replace_one_another_share_no_frame(harness: &dyn Harness) -> Verdict {
+    let nodes = Nodes::new(harness);
+    // the end with the higher name finds out by the next connection
+    let (a, b) = nodes.pair().await?;
+    // the session that b believes in, its last frame, and whether it is up; a transport holds no lock in a report
+    let link = Arc::new(Mutex::new((1_u64, 0_u64, true)));
+    let probe = {
+        let link = link.clone();
+        move |seen: &Seen| {
+            let mut link = link.lock();
+            match seen {
+                Seen::Up(_) => *link = (link.0 + 1, 0, true),
+                _ => link.2 = false,
+            }
+            Ok(())
+        }
+    };
+    let _ = b.recorder.probe.set(Box::new(probe));
+    let (done, stop) = watch::channel(false);
+    let sender = std::thread::spawn({
+        let (b, to, link) = (b.clone(), a.me.clone(), link.clone());
+        move || {
+            while !*stop.borrow() {
+                {
+                    let mut link = link.lock();
+                    let mut frame = numbered(Lane::Data, 1, link.1 + 1);
+                    frame.body = link.0.to_le_bytes().to_vec().into();
+                    if link.2 && b.try_send(&to, frame).is_ok() {
+                        link.1 += 1;
+                    }
+                }
+                std::thread::yield_now();
+            }
+        }
+    });
+    let mut verdict = Ok(true);
+    let began = Instant::now();
+    for round in 1..=REPLACED {
+        if began.elapsed() > REPLACING {
+            break;
+        }
+        verdict = replace_session(harness, &a, &b, round).await;
+        if verdict != Ok(true) {
+            break;
+        }
+    }
+    done.send_replace(true);
+    let _ = sender.join();
+    if !verdict? {
+        harness.skipped("sessions_that_replace_one_another_share_no_frame", "no cut that one end sees");
+        return nodes.finish().await;
+    }
+    sessions_apart(&a, &b.me)?;
+    nodes.finish().await
+}
+
+/// One end gives the other up, and they meet again; `false` if the harness cannot do that.
+async fn replace_session(harness: &dyn Harness, a: &Node, b: &Node, round: u64) -> Result<bool, String> {
+    let downs = usize::try_from(round).unwrap_or(usize::MAX);
+    let heard = a.recorder.with(|log| log.frames_from(&b.me));
+    a.recorder.until("a frame of this session", |log| log.frames_from(&b.me) > heard).await?;
+    if harness.cut_seen_by("a", "b").await.is_err() {
+        return Ok(false);
+    }
+    a.recorder.until(&format!("{} down", b.me), |log| log.downs_of(&b.me) == downs).await?;
+    harness.heal("a", "b").await.map_err(|_| "a harness that cuts must heal".to_owned())?;
+    linked(a, b).await?;
+    b.recorder.until(&format!("{} up again", a.me), |log| log.ups_of(&a.me) == downs + 1).await?;
+    Ok(true)
+}
+
+/// In each session that `at` has seen, the frames of `from` are 1, 2, … of one session of `from`.
+fn sessions_apart(at: &Node, from: &Peer) -> Verdict {
+    let mut expected = (0_u64, 1_u64);
+    at.recorder.with(|log| {
+        for (_, seen) in &log.events {
+            match seen {
+                Seen::Up(peer) if peer == from => expected = (expected.0 + 1, 1),
+                Seen::Frame(peer, frame) if peer == from => {
+                    let session = frame.body.get(..8).and_then(|bytes| bytes.try_into().ok());
+                    let got = (session.map(u64::from_le_bytes), read_number(frame).map(|(_, number)| number));
+                    if got != (Some(expected.0), Some(expected.1)) {
+                        return Err(format!("{}: {got:?} came where {expected:?} was due", at.me));
+                    }
+                    expected.1 += 1;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    })
 }
 
 /// Frames of more than 1 MiB and frames with nothing in them arrive as they were sent.

@@ -153,6 +153,8 @@ pub enum TransportError {
 /// * frames of one lane to one peer arrive in order, each once;
 /// * `peer_up` has returned at *both* ends before either end's frames are delivered or sent;
 /// * `peer_down` comes after the last frame of that peer; no frame of a closed session reaches the next;
+/// * a session takes frames from its `peer_up` on and until its end is decided: from there to the next `peer_up`
+///   there is no link, also while `peer_down` is being reported, and also for a `send` that waits for room;
 /// * when one end has reported `peer_down`, the other reports it too before either reports that peer up again;
 /// * a node reborn under its name: `peer_down` of the old life, then `peer_up` of the new one;
 /// * `try_send` and `send` never call the [`Inbound`] handle before they return (no re-entrance), and the
@@ -230,6 +232,13 @@ pub trait Receiver: Send + Sync + 'static {
     fn discovery_settled(&self);
     /// A frame of that peer.
     fn frame(&self, peer: &Peer, frame: Frame);
+    /// Frames of that peer that came together, in order: one step, so that what follows from all of them (an
+    /// acknowledgement, a wake-up) happens once.
+    fn frames(&self, peer: &Peer, frames: Vec<Frame>) {
+        for frame in frames {
+            self.frame(peer, frame);
+        }
+    }
 }
 
 /// What a link handshake must agree on, given to a transport when it starts: a peer whose values differ
@@ -302,6 +311,13 @@ impl Inbound {
     pub fn frame(&self, peer: &Peer, frame: Frame) {
         if let Some(receiver) = self.receiver.upgrade() {
             receiver.frame(peer, frame);
+        }
+    }
+
+    /// See [`Receiver::frames`].
+    pub fn frames(&self, peer: &Peer, frames: Vec<Frame>) {
+        if let Some(receiver) = self.receiver.upgrade() {
+            receiver.frames(peer, frames);
         }
     }
 }

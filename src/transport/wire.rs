@@ -12,7 +12,9 @@
 //! say more than we understand. Decoding never panics, and never holds more than a small multiple of the head's
 //! own length: lengths inside are checked against what is left before anything is allocated.
 
-use bytes::Bytes;
+use std::cell::Cell;
+
+use bytes::{Bytes, BytesMut};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -119,10 +121,40 @@ pub(crate) fn encode_cache(head: &CacheHead) -> Option<Bytes> {
     encode(FAMILY_CACHE, head)
 }
 
+thread_local! {
+    static SCRATCH: Cell<Scratch> = Cell::default();
+}
+
+/// Where heads are put together. Short ones share a block: an allocation each, and another one for the copy that a
+/// link keeps until it is acknowledged, would be most of what a broadcast allocates.
+#[derive(Default)]
+struct Scratch {
+    head: Vec<u8>,
+    block: BytesMut,
+}
+
+/// The size of a block. Small, because a head that is kept for long keeps its whole block.
+const BLOCK: usize = 4 << 10;
+/// A longer head has a place of its own.
+const SHORT: usize = 512;
+
 fn encode(family: u8, message: &impl Serialize) -> Option<Bytes> {
-    let mut head = Vec::with_capacity(96);
+    let Scratch { mut head, mut block } = SCRATCH.try_with(Cell::take).unwrap_or_default();
     head.extend_from_slice(&[MAJOR, MINOR, family]);
-    postcard::to_extend(message, head).ok().map(Bytes::from)
+    let mut head = postcard::to_extend(message, head).ok()?;
+    if head.len() > SHORT {
+        let _ = SCRATCH.try_with(|kept| kept.set(Scratch { head: Vec::new(), block }));
+        return Some(Bytes::from(head));
+    }
+    if block.capacity() < head.len() {
+        block = BytesMut::with_capacity(BLOCK);
+    }
+    block.extend_from_slice(&head);
+    let bytes = block.split().freeze();
+    head.clear();
+    // a thread that ends has no use for it
+    let _ = SCRATCH.try_with(|kept| kept.set(Scratch { head, block }));
+    Some(bytes)
 }
 
 /// What the frame says.

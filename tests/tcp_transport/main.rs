@@ -93,6 +93,10 @@ impl Harness for Relayed {
         self.0.cut(a, b);
         Ok(())
     }
+    async fn cut_seen_by(&self, a: &str, b: &str) -> Result<(), Unsupported> {
+        self.0.cut_seen_by(a, b);
+        Ok(())
+    }
     async fn heal(&self, a: &str, b: &str) -> Result<(), Unsupported> {
         self.0.heal(a, b);
         Ok(())

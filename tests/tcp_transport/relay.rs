@@ -26,6 +26,8 @@ struct State {
     /// Connections by pair; a cut one is aborted, which closes its sockets.
     connections: Vec<([String; 2], AbortHandle)>,
     cuts: BTreeSet<[String; 2]>,
+    /// Whoever is told of a cut, and of whom: the other end's sockets stay open.
+    told: watch::Sender<BTreeSet<[String; 2]>>,
     gone: BTreeSet<String>,
 }
 
@@ -91,8 +93,19 @@ impl Relays {
         self.blip(a, b);
     }
 
+    /// Closes the sockets of `a` only: `b` is at a connection from which nothing comes any more.
+    pub(crate) fn cut_seen_by(&self, a: &str, b: &str) {
+        let mut state = self.state.lock();
+        state.cuts.insert(pair(a, b));
+        state.told.send_modify(|told| {
+            told.insert([a.to_owned(), b.to_owned()]);
+        });
+    }
+
     pub(crate) fn heal(&self, a: &str, b: &str) {
-        self.state.lock().cuts.remove(&pair(a, b));
+        let mut state = self.state.lock();
+        state.cuts.remove(&pair(a, b));
+        state.told.send_modify(|told| told.retain(|[one, other]| pair(one, other) != pair(a, b)));
     }
 
     /// Nothing of this node gets out any more, also no goodbye.
@@ -138,14 +151,32 @@ impl Relays {
         if onward.write_all(&read).await.is_err() {
             return;
         }
-        let ((there, back), (answer, on)) = (stream.into_split(), onward.into_split());
+        let ((mut there, mut back), (mut answer, mut on)) = (stream.into_split(), onward.into_split());
+        let mut told = self.state.lock().told.subscribe();
         let frozen = self.frozen.clone();
         let ends = between.clone();
         let pumps = tokio::spawn(async move {
-            tokio::join!(
-                pump(there, on, frozen.subscribe(), &ends),
-                pump(answer, back, frozen.subscribe(), &ends)
-            );
+            let both = async {
+                tokio::join!(
+                    pump(&mut there, &mut on, frozen.subscribe(), &ends),
+                    pump(&mut answer, &mut back, frozen.subscribe(), &ends)
+                );
+            };
+            let [dialled, dialler] = [[to.clone(), from.clone()], [from, to]];
+            let first = tokio::select! {
+                () = both => return,
+                first = async {
+                    let told = told.wait_for(|told| told.contains(&dialled) || told.contains(&dialler)).await;
+                    told.is_ok_and(|told| told.contains(&dialler))
+                } => first,
+            };
+            if first {
+                drop((there, back));
+            } else {
+                drop((answer, on));
+            }
+            // what is left stays open until the end at it closes it or the test is over
+            std::future::pending::<()>().await;
         });
         let mut state = self.state.lock();
         let shut = state.cuts.contains(&between) || between.iter().any(|end| state.gone.contains(end));
@@ -174,8 +205,8 @@ async fn who(stream: &mut TcpStream) -> Option<(String, Vec<u8>)> {
 }
 
 async fn pump(
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
+    from: &mut OwnedReadHalf,
+    to: &mut OwnedWriteHalf,
     mut frozen: watch::Receiver<BTreeSet<String>>,
     ends: &[String; 2],
 ) {
@@ -187,8 +218,11 @@ async fn pump(
         }
         let Ok(read @ 1..) = from.read(&mut bytes).await else { break };
         let moves = frozen.wait_for(|frozen| !ends.iter().any(|end| frozen.contains(end)));
-        if moves.await.is_err() || to.write_all(&bytes[..read]).await.is_err() {
+        if moves.await.is_err() {
             return;
+        }
+        if to.write_all(&bytes[..read]).await.is_err() {
+            break;
         }
     }
     let _ = to.shutdown().await;

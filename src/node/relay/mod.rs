@@ -18,6 +18,7 @@
 mod counting;
 mod link;
 mod origin;
+mod peers;
 mod router;
 #[cfg(test)]
 mod storm;
@@ -34,7 +35,7 @@ use crate::types::{BroadcastId, Group, MemberId, NodeId, Peer};
 use crate::view::ViewHash;
 
 use super::Time;
-use super::effect::Ticket;
+use super::effect::{Effect, Ticket};
 use super::message::{Cast, DataMessage, Progress};
 use super::published::{Flood, Published};
 use super::rules::{Mutation, Rules};
@@ -430,11 +431,10 @@ impl Relay {
         if cast.at_most_once || self.rules.breaks(Mutation::NoDedupe) {
             return true;
         }
-        if !self.windows.contains_key(&cast.id.origin) && self.windows.len() >= MAX_WINDOWS {
-            let oldest = self.windows.iter().min_by_key(|(_, window)| window.used).map(|(o, _)| o.clone());
-            oldest.and_then(|origin| self.windows.remove(&origin));
-        }
-        let window = self.windows.entry(cast.id.origin.clone()).or_insert_with(|| Window::new(now));
+        let window = match self.windows.get_mut(&cast.id.origin) {
+            Some(window) => window,
+            None => self.new_window(&cast.id.origin, now),
+        };
         match window.note(cast.id.seq, cast.floor, crate::config::MAX_DEDUPE_WINDOW, now) {
             Seen::New => true,
             Seen::Duplicate => false,
@@ -443,6 +443,16 @@ impl Relay {
                 false
             }
         }
+    }
+}
+
+impl Relay {
+    fn new_window(&mut self, origin: &Peer, now: Time) -> &mut Window {
+        if self.windows.len() >= MAX_WINDOWS {
+            let oldest = self.windows.iter().min_by_key(|(_, window)| window.used).map(|(o, _)| o.clone());
+            oldest.and_then(|origin| self.windows.remove(&origin));
+        }
+        self.windows.entry(origin.clone()).or_insert_with(|| Window::new(now))
     }
 }
 
@@ -459,6 +469,17 @@ impl Relay {
         let count = link.answers.len().min(ANSWERS);
         let routed = link.answers.drain(..count).collect();
         Some(Progress { hop: link.acknowledge(), routed })
+    }
+
+    /// The next thing to do: wake a sender, give a receipt, tell of room.
+    pub(super) fn poll_effect(&mut self) -> Option<Effect> {
+        if let Some(peer) = self.poll_wake() {
+            return Some(Effect::Transmit(peer));
+        }
+        match self.poll_settled() {
+            Some(settled) => Some(Effect::Settled(settled)),
+            None => self.poll_room().then_some(Effect::Room),
+        }
     }
 
     /// The next receipt.

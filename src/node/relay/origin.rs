@@ -12,6 +12,7 @@ use crate::types::{BroadcastId, Group, MemberId, Peer};
 use crate::view::ViewHash;
 
 use super::link::Errand;
+use super::peers::Peers;
 use super::{Audience, Begun, NewCast, Reach, Relay, Sent, Settled, Wire, World};
 
 /// A broadcast of this node that is not settled everywhere.
@@ -25,9 +26,9 @@ pub(super) struct Open {
     /// The router whose answer decides who else must get it.
     router: Option<Peer>,
     /// Peers that have not handled what we sent them, the router included.
-    waiting: BTreeSet<Peer>,
+    waiting: Peers,
     /// Everyone we have sent it to or are about to.
-    sent_to: BTreeSet<Peer>,
+    sent_to: Peers,
     reach: Reach,
     nodes: usize,
 }
@@ -60,8 +61,8 @@ impl Open {
             headers,
             ticket,
             router: None,
-            waiting: BTreeSet::new(),
-            sent_to: BTreeSet::new(),
+            waiting: Peers::default(),
+            sent_to: Peers::default(),
             reach,
             nodes,
         }

@@ -1,7 +1,5 @@
 //! The router's side: from a caller's question to the answer.
 
-use std::collections::BTreeSet;
-
 use bytes::Bytes;
 
 use crate::node::message::{Cast, DataMessage, Routed, RoutedOutcome};
@@ -9,13 +7,15 @@ use crate::types::Peer;
 use crate::view::ViewHash;
 
 use super::link::Errand;
+use super::peers::Peers;
 use super::{Relay, Sent, Wire, World};
 
 /// A broadcast of another node that is being relayed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Serving {
     /// Who has not handled it yet.
-    pub(super) pending: BTreeSet<Peer>,
+    pub(super) pending: Peers,
+    /// Who has, in a flood, besides this node.
     reached: Vec<Peer>,
     failed: Vec<Peer>,
     /// The number of holders if we knew them; `None` for a flood.
@@ -52,7 +52,7 @@ impl Relay {
             Err(_) => (self.peers(), None),
         };
         let mut serving =
-            Serving { pending: BTreeSet::new(), reached: vec![self.me.clone()], failed: Vec::new(), holders };
+            Serving { pending: Peers::default(), reached: Vec::new(), failed: Vec::new(), holders };
         // the origin has given it to its own members, and ours get it from this frame
         for peer in targets {
             if peer == *origin || peer == self.me {
@@ -106,7 +106,7 @@ impl Relay {
     pub(super) fn served(&mut self, origin: &Peer, seq: u64, by: &Peer) {
         let key = (origin.clone(), seq);
         let Some(serving) = self.serving.get_mut(&key) else { return };
-        if serving.pending.remove(by) {
+        if serving.pending.remove(by) && serving.holders.is_none() {
             serving.reached.push(by.clone());
         }
         if serving.pending.is_empty() {
@@ -136,10 +136,13 @@ impl Relay {
         self.answer(&key.0, key.1, serving);
     }
 
-    fn answer(&mut self, origin: &Peer, seq: u64, serving: Serving) {
+    fn answer(&mut self, origin: &Peer, seq: u64, mut serving: Serving) {
         let outcome = match serving.holders {
             Some(nodes) => RoutedOutcome::Targeted { nodes, failed: serving.failed },
-            None => RoutedOutcome::Flooded { covered: serving.reached },
+            None => {
+                serving.reached.insert(0, self.me.clone());
+                RoutedOutcome::Flooded { covered: serving.reached }
+            }
         };
         if let Some(link) = self.link_mut(origin) {
             link.answers.push_back(Routed { seq, outcome });

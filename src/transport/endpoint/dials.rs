@@ -57,8 +57,11 @@ impl Dials {
         dial.not_before = dial.not_before.max(now + wait);
     }
 
+    /// An attempt was refused. Only of attempts: nobody else may say whom we dial, or fill the table.
     pub(super) fn refused(&mut self, node: &NodeId, now: Time) {
-        self.names.entry(node.clone()).or_default().not_before = now + REFUSED;
+        if let Some(dial) = self.names.get_mut(node) {
+            dial.not_before = now + REFUSED;
+        }
     }
 
     pub(super) fn linked(&mut self, node: &NodeId) {
@@ -105,6 +108,10 @@ mod tests {
         let mut dials = Dials::default();
         let name = |number: usize| NodeId::new(format!("n{number}")).unwrap();
         dials.refused(&name(0), Time::ZERO);
+        assert!(dials.names.is_empty(), "it was never dialled");
+        assert!(dials.begin(&name(0), Time::ZERO));
+        dials.refused(&name(0), Time::ZERO);
+        dials.end(&name(0), Time::ZERO, 7);
         assert!(!dials.begin(&name(0), REFUSED / 2));
         assert!(dials.begin(&name(0), REFUSED));
         for number in 1..NAMES * 2 {

@@ -56,6 +56,10 @@ pub(super) struct Life {
     pub(super) wake: Notify,
     /// How many connections are carried.
     pub(super) carried: AtomicUsize,
+    /// How many may be.
+    max_carried: usize,
+    /// How many were turned away.
+    pub(super) turned_away: AtomicU64,
     /// Set when everything has to end at once.
     pub(super) over: watch::Sender<bool>,
     pub(super) dials: Mutex<Dials>,
@@ -78,6 +82,7 @@ impl Life {
         inbound: Inbound,
         runtime: Handle,
         progress: watch::Receiver<Progress>,
+        max_carried: usize,
     ) -> Self {
         Self {
             node: links.me().node.clone(),
@@ -86,6 +91,8 @@ impl Life {
             inbound,
             wake: Notify::new(),
             carried: AtomicUsize::new(0),
+            max_carried,
+            turned_away: AtomicU64::new(0),
             over: watch::Sender::new(false),
             dials: Mutex::default(),
             progress,
@@ -110,6 +117,16 @@ impl Life {
 
     pub(super) fn next_raw(&self) -> RawId {
         RawId(self.last_raw.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    /// Whether there is room for one more connection; it is counted then.
+    pub(super) fn may_carry(&self) -> bool {
+        let one_more = |carried| (carried < self.max_carried).then_some(carried + 1);
+        let room = self.carried.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).is_ok();
+        if !room {
+            self.turned_away.fetch_add(1, Ordering::Relaxed);
+        }
+        room
     }
 
     /// An abort is not taken back by a goodbye.

@@ -45,6 +45,7 @@ use life::{Arrival, Life, Progress, Stop};
 pub struct Endpoint {
     node: NodeId,
     config: LinkConfig,
+    max_connections: usize,
     current: Mutex<Current>,
 }
 
@@ -59,7 +60,16 @@ impl Endpoint {
     /// and [`MESSAGE_OVERHEAD`], and in clearly less than [`LinkConfig::ping_timeout`]. A scope whose
     /// [`Config`](crate::Config) allows longer frames than that does not start.
     pub fn new(node: NodeId, config: LinkConfig) -> Self {
-        Self { node, config, current: Mutex::default() }
+        Self { node, config, max_connections: MAX_CONNECTIONS, current: Mutex::default() }
+    }
+
+    /// How many connections may be carried at a time, those that came in and those that were dialled ([`MAX_CONNECTIONS`]
+    /// unless said otherwise; at least 1). One too many is dropped and counted ([`Endpoint::turned_away`]). A node needs
+    /// one for each peer, for a moment two.
+    #[must_use]
+    pub fn max_connections(mut self, connections: usize) -> Self {
+        self.max_connections = connections.max(1);
+        self
     }
 
     /// For [`Transport::node`](super::Transport::node).
@@ -102,7 +112,8 @@ impl Endpoint {
             // both ends may dial, and two connections of one life that can still change look like two lives
             links.settle();
             let (tell, progress) = tokio::sync::watch::channel(Progress::Starting);
-            let life = Arc::new(Life::new(links, inbound, runtime.clone(), progress.clone()));
+            let life =
+                Arc::new(Life::new(links, inbound, runtime.clone(), progress.clone(), self.max_connections));
             runtime.spawn(seat::Seat::new(life.clone(), &self.config, tell).run());
             current.life = Some(life.clone());
             (life, progress)
@@ -180,6 +191,12 @@ impl Endpoint {
         self.life().map(|life| life.links.lock().stats()).unwrap_or_default()
     }
 
+    /// How many connections were dropped at once in this life, since there were [too many](Endpoint::max_connections);
+    /// 0 while nothing runs.
+    pub fn turned_away(&self) -> u64 {
+        self.life().map_or(0, |life| life.turned_away.load(std::sync::atomic::Ordering::Relaxed))
+    }
+
     fn life(&self) -> Option<Arc<Life>> {
         self.current.lock().life.as_ref().filter(|life| !life.is_gone()).cloned()
     }
@@ -195,6 +212,9 @@ impl Endpoint {
         }
     }
 }
+
+/// How many connections an [`Endpoint`] carries at a time, unless [`Endpoint::max_connections`] says otherwise.
+pub const MAX_CONNECTIONS: usize = 4096;
 
 /// What a message is longer than the frame in it, in bytes: at most.
 pub const MESSAGE_OVERHEAD: usize = 64;
@@ -259,13 +279,15 @@ impl Running {
     /// `who` is the node at its other end if your network has authenticated it: under another name it gets no link.
     /// With `None` it is believed.
     ///
+    /// Returns at once if [too many](Endpoint::max_connections) connections are carried.
+    ///
     /// The two halves work at the same time. What the stream gives is what the other end's sink was given.
     pub async fn accepted<R, W, E>(&self, who: Option<NodeId>, stream: R, sink: W)
     where
         R: Stream<Item = Result<Bytes, E>>,
         W: Sink<Bytes>,
     {
-        wire::carry(&self.0, who, stream, sink).await;
+        wire::carry(&self.0, who, false, stream, sink).await;
     }
 }
 
@@ -295,7 +317,7 @@ impl Attempt {
         R: Stream<Item = Result<Bytes, E>>,
         W: Sink<Bytes>,
     {
-        wire::carry(&self.life, Some(self.node.clone()), stream, sink).await;
+        wire::carry(&self.life, Some(self.node.clone()), true, stream, sink).await;
     }
 }
 

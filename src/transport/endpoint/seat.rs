@@ -12,12 +12,15 @@ use tokio::time::Instant;
 use super::life::{Arrival, Life, Progress, Stop};
 use super::wire::Wire;
 use crate::transport::link::{Effect, LinkConfig, Links, Output, Packet, RawId, Refusal, Time};
-use crate::types::NodeId;
+use crate::types::{Incarnation, NodeId, Peer};
 
 /// How many arrivals are taken before their effects are carried out.
 const BATCH: usize = 512;
 /// How long a goodbye may take.
 const GOODBYE: Duration = Duration::from_secs(1);
+/// How many refusals are remembered as logged, and how many of those who were not dialled are logged at all.
+const NEWS: usize = 1024;
+const NEWS_OF_STRANGERS: usize = 64;
 /// A timer that is later than this means that nobody has run, so nobody has read either.
 const LATE: Duration = Duration::from_millis(50);
 
@@ -26,6 +29,9 @@ pub(super) struct Seat {
     wires: BTreeMap<RawId, Arc<Wire>>,
     /// Who has said hello on which connection.
     names: BTreeMap<RawId, NodeId>,
+    /// Whom we have dialled on which connection.
+    dialled: BTreeMap<RawId, NodeId>,
+    news: News,
     /// Connections that are gone. Their names are kept until the effects have been carried out.
     closed: Vec<RawId>,
     /// Connections with frames to write, and no room.
@@ -52,6 +58,8 @@ impl Seat {
             life,
             wires: BTreeMap::new(),
             names: BTreeMap::new(),
+            dialled: BTreeMap::new(),
+            news: News::default(),
             closed: Vec::new(),
             blocked: BTreeSet::new(),
             arrived: VecDeque::new(),
@@ -111,6 +119,26 @@ impl Seat {
     }
 }
 
+/// Which refusals were logged: of each node that we dial one for each cause; of those who came by themselves a few, since
+/// they may claim one name after the other.
+#[derive(Default)]
+struct News {
+    dialled: BTreeSet<(NodeId, String)>,
+    strangers: BTreeSet<String>,
+}
+
+impl News {
+    fn is_news(&mut self, dialled: Option<&NodeId>, claimed: Option<&NodeId>, refusal: &Refusal) -> bool {
+        if let Some(node) = dialled {
+            if self.dialled.len() >= NEWS {
+                self.dialled.clear();
+            }
+            return self.dialled.insert((node.clone(), refusal.to_string()));
+        }
+        self.strangers.len() < NEWS_OF_STRANGERS && self.strangers.insert(format!("{claimed:?}: {refusal}"))
+    }
+}
+
 // What comes in.
 impl Seat {
     /// Gives a batch to the link layer; whether there may be more.
@@ -135,6 +163,9 @@ impl Seat {
         match arrival {
             Arrival::Opened(wire) => {
                 links.handle_opened(wire.raw, now);
+                if let Some(node) = wire.expected.as_ref().filter(|_| wire.dialled) {
+                    self.dialled.insert(wire.raw, node.clone());
+                }
                 self.wires.insert(wire.raw, wire);
             }
             Arrival::Packet(raw, packet, room) => {
@@ -204,12 +235,18 @@ impl Seat {
 // What goes out.
 impl Seat {
     fn carry_out(&mut self) {
-        let effects = self.life.links.lock().take_effects();
-        for effect in effects {
-            self.effect(effect);
+        loop {
+            let effects = self.life.links.lock().take_effects();
+            if effects.is_empty() {
+                break;
+            }
+            for effect in effects {
+                self.effect(effect);
+            }
         }
         for raw in self.closed.drain(..) {
             self.names.remove(&raw);
+            self.dialled.remove(&raw);
         }
     }
 
@@ -233,29 +270,55 @@ impl Seat {
             }
             Effect::Room(peer) => life.rooms.wake(&peer),
             Effect::Refused { raw, node, refusal } => {
-                tracing::warn!(me = %life.node, ?node, %refusal, "link refused");
-                let Some(node) = node.or_else(|| self.names.get(&raw).cloned()) else { return };
+                let node = node.or_else(|| self.names.get(&raw).cloned());
+                let dialled = self.dialled.get(&raw);
+                if self.news.is_news(dialled, node.as_ref(), &refusal) {
+                    tracing::warn!(me = %life.node, ?node, %refusal, "link refused");
+                }
                 // a name that was known is taken again, higher
-                if !matches!(refusal, Refusal::Known { .. }) {
-                    life.dials.lock().refused(&node, life.now());
-                    if let Some(untried) = &mut self.untried {
-                        untried.remove(&node);
-                    }
+                if matches!(refusal, Refusal::Known { .. }) {
+                    return;
+                }
+                // who came by itself may be anybody: only our own attempts say whom not to dial
+                if let Some(node) = dialled {
+                    life.dials.lock().refused(node, life.now());
+                }
+                // but it may also be the one of the two ends that dials: the start does not wait for it
+                if let (Some(untried), Some(node)) = (&mut self.untried, node) {
+                    untried.remove(&node);
                 }
             }
-            Effect::Superseded { live } => {
-                tracing::warn!(me = %life.node, %live, "a live node has our name");
-                self.tell.send_if_modified(|progress| {
-                    let starting = *progress == Progress::Starting;
-                    if starting {
-                        *progress = Progress::Superseded(live);
-                    }
-                    starting
-                });
-            }
+            Effect::Superseded { live } => self.superseded(live),
             // the incarnation was settled at once
             Effect::Reborn => {}
         }
+    }
+
+    /// A live node has our name. Found out after the start, it ends this life.
+    fn superseded(&mut self, live: Incarnation) {
+        let life = &self.life;
+        let starting = self.tell.send_if_modified(|progress| {
+            let starting = *progress == Progress::Starting;
+            if starting {
+                *progress = Progress::Superseded(live);
+            }
+            starting
+        });
+        if starting || !matches!(*self.tell.borrow(), Progress::Settled(_)) || life.stopping().is_some() {
+            return;
+        }
+        tracing::error!(me = %life.node, %live, "a live node of this name is on the network: leaving");
+        {
+            let mut links = life.links.lock();
+            let peers: Vec<Peer> = links.peers().cloned().collect();
+            for peer in peers {
+                // reported after this one
+                links.disconnect(&peer, life.now());
+            }
+        }
+        // the router takes no further part, instead of believing that it is alone
+        life.inbound.peer_up(Peer::new(life.node.clone(), live));
+        life.stop(Stop::Goodbye);
     }
 
     /// Reports that all nodes which were there at the start have been tried.
@@ -290,6 +353,10 @@ impl Seat {
         let mut links = self.life.links.lock();
         loop {
             let room = stopping || wire.has_room();
+            if !room && wire.is_stuffed() {
+                self.blocked.insert(raw);
+                return;
+            }
             match links.poll_output(raw, room) {
                 Output::Packet(packet) => wire.write(packet),
                 Output::Close => {
@@ -329,5 +396,28 @@ impl Seat {
             }
         };
         let _ = tokio::time::timeout(GOODBYE, written).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_news_once_and_strangers_soon_no_more() {
+        let mut news = News::default();
+        let node = |name: &str| NodeId::new(name).unwrap();
+        let refusal = |theirs| Refusal::Vnodes { theirs, ours: 1 };
+        assert!(news.is_news(Some(&node("b")), Some(&node("b")), &refusal(2)));
+        assert!(!news.is_news(Some(&node("b")), Some(&node("b")), &refusal(2)));
+        assert!(news.is_news(Some(&node("b")), None, &refusal(3)), "another cause");
+        let logged = (0..10_000)
+            .filter(|number| news.is_news(None, Some(&node(&format!("n{number}"))), &refusal(2)))
+            .count();
+        assert_eq!(logged, NEWS_OF_STRANGERS);
+        for number in 0..2 * NEWS {
+            assert!(news.is_news(Some(&node(&format!("n{number}"))), None, &refusal(2)), "a node of ours");
+        }
+        assert!(news.dialled.len() <= NEWS);
     }
 }

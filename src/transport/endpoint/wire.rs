@@ -19,6 +19,8 @@ use crate::types::NodeId;
 
 /// How much may wait in either direction of a connection, in units of 1 KiB (a packet counts one more).
 const WINDOW: u32 = 512;
+/// How much may wait to be written, the link layer's own words included: beyond it nothing more is asked for.
+const STUFFED: u32 = 2 * WINDOW;
 /// How long a connection that was closed in order waits for the other end to read on and close too: dropped at once,
 /// what is still on its way to us would make the network throw away what is on its way from us.
 const LINGER: Duration = Duration::from_secs(1);
@@ -27,6 +29,8 @@ pub(super) struct Wire {
     pub(super) raw: RawId,
     /// Who has to be at the other end.
     pub(super) expected: Option<NodeId>,
+    /// We have dialled it.
+    pub(super) dialled: bool,
     out: Mutex<Out>,
     /// Wakes the half that writes.
     ready: Notify,
@@ -67,6 +71,12 @@ impl Wire {
         self.blocked.store(true, Ordering::SeqCst);
         // it may have changed just before
         room()
+    }
+
+    /// Whether nothing more may be written at all, not even the words that need no room. Ask after
+    /// [`Wire::has_room`], which lets the seat be woken.
+    pub(super) fn is_stuffed(&self) -> bool {
+        self.out.lock().weight >= STUFFED
     }
 
     pub(super) fn write(&self, packet: Packet) {
@@ -136,24 +146,24 @@ impl Drop for Carried<'_> {
 }
 
 /// Reads and writes one connection until it ends.
-pub(super) async fn carry<R, W, E>(life: &Life, expected: Option<NodeId>, stream: R, sink: W)
+pub(super) async fn carry<R, W, E>(life: &Life, expected: Option<NodeId>, dialled: bool, stream: R, sink: W)
 where
     R: Stream<Item = Result<Bytes, E>>,
     W: Sink<Bytes>,
 {
     let mut over = life.over.subscribe();
-    if life.is_gone() {
+    if life.is_gone() || !life.may_carry() {
         return;
     }
     let wire = Arc::new(Wire {
         raw: life.next_raw(),
         expected,
+        dialled,
         out: Mutex::default(),
         ready: Notify::new(),
         credit: Arc::new(Semaphore::new(WINDOW as usize)),
         blocked: AtomicBool::new(false),
     });
-    life.carried.fetch_add(1, Ordering::AcqRel);
     let _carried = Carried(life, wire.raw);
     life.push(Arrival::Opened(wire.clone()));
     let (mut stream, mut sink) = (pin!(stream), pin!(sink));

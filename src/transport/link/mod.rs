@@ -29,7 +29,8 @@
 //! ```text
 //!   Greeting ──Hello──▶ Asked (leader) ──Propose──▶ Live, or Offered ──Up──▶ Live ──▶ Closing ──▶ gone
 //!       │        │  └─▶ Ready (follower) ──Ask──▶ Proposed ──Resume/Fresh──▶ Live
-//!       │        └────▶ Probing: the name has a connection already; does it answer a ping?
+//!       │        └────▶ Probing: the name has a connection already; does it answer a ping? One of a name: a
+//!       │               later one takes its place
 //!       └─▶ Closing: refused
 //! ```
 //!
@@ -52,6 +53,10 @@
 //! Give inputs (`handle_*`), then carry out **all** effects ([`Links::poll_effect`]) in order, then write
 //! ([`Links::poll_dirty`], [`Links::poll_output`]), then sleep until [`Links::poll_timeout`]. The order matters: a
 //! packet that says "my router knows" may only leave after the router was told.
+//!
+//! A session takes frames from the moment on when its [`Effect::Up`] is given out, and until its end is decided here,
+//! which is before its [`Effect::Down`] is carried out. So a router that counts the frames of a session never has
+//! one of them in another: one session may replace another of the same peer in one step.
 
 mod packet;
 mod pieces;
@@ -287,9 +292,11 @@ pub struct LinkStats {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Greeting,
-    /// The name has another connection, which was pinged with `token`. A follower may have been asked meanwhile.
+    /// The name has another connection, `of`, which was pinged with `token`. A follower may have been asked
+    /// meanwhile.
     Probing {
         token: u64,
+        of: RawId,
         asked: bool,
     },
     Ready,
@@ -313,6 +320,8 @@ struct Raw {
     /// Whether the peer's incarnation can no longer change.
     settled: bool,
     out: VecDeque<Packet>,
+    /// The last ping that is not answered yet: one who pings and reads nothing is owed no more than one answer.
+    pong: Option<u64>,
     /// The timer of the handshake or of the probe.
     timer: Option<Time>,
 }
@@ -335,12 +344,18 @@ pub struct Links {
     raws: BTreeMap<RawId, Raw>,
     /// The connection of each name that has passed admission.
     current: BTreeMap<NodeId, RawId>,
+    /// The newcomer of a name that waits while its connection is asked whether somebody is there.
+    waiting: BTreeMap<NodeId, RawId>,
+    /// Names that have lost their connection during this input; empty between two.
+    vacant: BTreeSet<NodeId>,
     sessions: BTreeMap<NodeId, Session>,
     /// The highest incarnation that was up of each name.
     known: BTreeMap<NodeId, Incarnation>,
     timers: BTreeSet<(Time, Timer)>,
     dirty: BTreeSet<RawId>,
     effects: VecDeque<Effect>,
+    /// How many of `effects` report a peer up.
+    ups: usize,
     scratch: BytesMut,
     last_session: u64,
     last_token: u64,
@@ -360,11 +375,14 @@ impl Links {
             now: Time::ZERO,
             raws: BTreeMap::new(),
             current: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            vacant: BTreeSet::new(),
             sessions: BTreeMap::new(),
             known: BTreeMap::new(),
             timers: BTreeSet::new(),
             dirty: BTreeSet::new(),
             effects: VecDeque::new(),
+            ups: 0,
             scratch: BytesMut::new(),
             last_session: 0,
             last_token: 0,
@@ -450,6 +468,11 @@ impl Links {
     /// A packet came.
     pub fn handle_packet(&mut self, raw: RawId, packet: Packet, now: Time) {
         self.tick(now);
+        self.on_packet(raw, packet);
+        self.readmit();
+    }
+
+    fn on_packet(&mut self, raw: RawId, packet: Packet) {
         let Some(state) = self.raws.get(&raw) else { return };
         if state.phase == Phase::Closing {
             return;
@@ -471,12 +494,9 @@ impl Links {
     /// A raw connection is gone. Unknown ones are ignored.
     pub fn handle_closed(&mut self, raw: RawId, now: Time) {
         self.tick(now);
-        let Some(peer) = self.raws.get(&raw).map(|state| state.peer.clone()) else { return };
         self.release(raw);
         self.forget(raw);
-        if let Some(peer) = peer {
-            self.readmit(&peer.node);
-        }
+        self.readmit();
     }
 
     /// Time has passed. Call it with every input's `now` that reaches [`Links::poll_timeout`].
@@ -491,6 +511,7 @@ impl Links {
                 Timer::Raw(raw) => self.on_raw_timer(raw),
                 Timer::Session(node) => self.on_session_timer(&node),
             }
+            self.readmit();
         }
     }
 
@@ -509,10 +530,12 @@ impl Links {
     /// Queues a frame.
     ///
     /// # Errors
-    /// [`SendError`], which gives the frame back.
+    /// [`SendError`], which gives the frame back. There is no link to a peer whose [`Effect::Up`] waits to be
+    /// carried out: whoever sends now still means the session before.
     pub fn try_send(&mut self, to: &Peer, frame: Frame, now: Time) -> Result<(), SendError> {
         self.tick(now);
-        let Some(session) = self.sessions.get_mut(&to.node).filter(|session| session.peer == *to) else {
+        let session = self.sessions.get_mut(&to.node);
+        let Some(session) = session.filter(|session| session.peer == *to && session.reported) else {
             return Err(SendError::NoLink(frame));
         };
         if self.stopped {
@@ -534,6 +557,7 @@ impl Links {
         self.tick(now);
         if self.is_up(peer) {
             self.down(&peer.node, DownReason::Goodbye);
+            self.readmit();
         }
     }
 
@@ -560,20 +584,52 @@ impl Links {
         }
         self.timers.clear();
         self.current.clear();
+        self.waiting.clear();
         self.effects.clear();
+        self.ups = 0;
     }
 }
 
 // Outputs.
 impl Links {
-    /// The next thing to do.
+    /// The next thing to do; those before it have been carried out.
     pub fn poll_effect(&mut self) -> Option<Effect> {
-        self.effects.pop_front()
+        let effect = self.effects.pop_front()?;
+        if let Effect::Up(peer) = &effect {
+            self.given_out(peer);
+        }
+        Some(effect)
     }
 
-    /// All of them at once.
+    /// Many of them at once; those that were taken before have been carried out. Ask again until there are none: an
+    /// [`Effect::Up`] is only ever the first, so that what comes before it has been carried out as well.
     pub fn take_effects(&mut self) -> VecDeque<Effect> {
-        std::mem::take(&mut self.effects)
+        if self.ups == 0 {
+            return std::mem::take(&mut self.effects);
+        }
+        let is_up = |effect: &Effect| matches!(effect, Effect::Up(_));
+        let next = self.effects.iter().skip(1).position(is_up).map_or(self.effects.len(), |place| place + 1);
+        let rest = self.effects.split_off(next);
+        let taken = std::mem::replace(&mut self.effects, rest);
+        if let Some(Effect::Up(peer)) = taken.front() {
+            self.given_out(peer);
+        }
+        taken
+    }
+
+    /// Is about to be reported up: from now on its session takes frames, if it is still the one that is meant.
+    fn given_out(&mut self, peer: &Peer) {
+        self.ups = self.ups.saturating_sub(1);
+        let again = self.ups > 0
+            && self
+                .effects
+                .iter()
+                .any(|effect| matches!(effect, Effect::Up(later) if later.node == peer.node));
+        if let Some(session) = self.sessions.get_mut(&peer.node).filter(|session| session.peer == *peer)
+            && !again
+        {
+            session.reported = true;
+        }
     }
 
     /// A connection that may have something to write. Each is named once; ask it until it is idle.
@@ -587,6 +643,9 @@ impl Links {
         let Some(state) = self.raws.get_mut(&raw) else { return Output::Idle };
         if let Some(packet) = state.out.pop_front() {
             return Output::Packet(packet);
+        }
+        if let Some(token) = state.pong.take() {
+            return Output::Packet(packet::encode_word(&Word::Pong { token }));
         }
         match state.phase {
             Phase::Closing => {
@@ -644,8 +703,8 @@ impl Links {
             (Phase::Greeting, Word::Hello(hello)) => self.on_hello(raw, hello),
             (_, Word::Refused(refusal)) => self.on_refused(raw, refusal),
             (Phase::Ready, Word::Ask) => self.on_ask(raw),
-            (Phase::Probing { token, .. }, Word::Ask) => {
-                self.set_phase(raw, Phase::Probing { token, asked: true });
+            (Phase::Probing { token, of, .. }, Word::Ask) => {
+                self.set_phase(raw, Phase::Probing { token, of, asked: true });
             }
             (Phase::Asked, Word::Propose { session, received }) => self.on_propose(raw, session, received),
             (Phase::Proposed { session }, Word::Resume { received }) => {
@@ -655,8 +714,8 @@ impl Links {
             (Phase::Offered { session }, Word::Up { session: theirs }) if session == theirs => {
                 self.on_confirmed(raw, session);
             }
-            (_, Word::Ping { token, .. }) if phase != Phase::Greeting => self.say(raw, &Word::Pong { token }),
-            (_, Word::Pong { token }) => self.on_pong(token),
+            (_, Word::Ping { token, .. }) if phase != Phase::Greeting => self.owe_pong(raw, token),
+            (_, Word::Pong { token }) => self.on_pong(raw, token),
             (_, Word::Down) => self.break_raw(raw),
             (_, _) => self.unexpected(raw),
         }
@@ -737,12 +796,9 @@ impl Links {
                     return;
                 }
                 // the same peer, and the old connection has been asked already: the grace is running at its end
-                let waited =
-                    self.raws.get(&raw).is_some_and(|state| matches!(state.phase, Phase::Probing { .. }));
                 self.break_raw(current);
-                if waited {
-                    // losing that one has let this one in
-                    return;
+                if let Some(earlier) = self.waiting.remove(&peer.node).filter(|earlier| *earlier != raw) {
+                    self.break_raw(earlier);
                 }
             }
             if older && settled {
@@ -769,24 +825,44 @@ impl Links {
         }
     }
 
-    /// Asks the connection that the name has whether somebody is there.
+    /// Asks the connection that the name has whether somebody is there. One newcomer of a name waits: an earlier one
+    /// is closed, and this one waits in its place, for the same answer.
     fn probe(&mut self, raw: RawId, current: RawId, asked: bool) {
-        self.last_token += 1;
-        let token = self.last_token;
-        self.set_phase(raw, Phase::Probing { token, asked });
-        self.set_raw_timer(raw, Some(self.now + self.config.suspect_after));
-        let sent = self.session_on(current).map_or([0; 3], |session| session.sent());
-        self.say(current, &Word::Ping { token, sent });
+        let Some(node) = self.peer_of(raw).map(|peer| peer.node) else { return };
+        let earlier = self.waiting.insert(node, raw).filter(|earlier| *earlier != raw);
+        let asked_for = earlier.and_then(|earlier| match self.raws.get(&earlier) {
+            Some(Raw { phase: Phase::Probing { token, of, .. }, timer: Some(at), .. }) if *of == current => {
+                Some((*token, *at))
+            }
+            _ => None,
+        });
+        if let Some(earlier) = earlier {
+            self.break_raw(earlier);
+        }
+        let (token, until) = asked_for.unwrap_or_else(|| {
+            self.last_token += 1;
+            let sent = self.session_on(current).map_or([0; 3], |session| session.sent());
+            self.say(current, &Word::Ping { token: self.last_token, sent });
+            (self.last_token, self.now + self.config.suspect_after)
+        });
+        self.set_phase(raw, Phase::Probing { token, of: current, asked });
+        self.set_raw_timer(raw, Some(until));
     }
 
-    /// The connection in use has answered: the newcomer of that probe is not needed, or not wanted.
-    fn on_pong(&mut self, token: u64) {
-        let newcomer = self
-            .raws
-            .iter()
-            .find(|(_, raw)| matches!(raw.phase, Phase::Probing { token: theirs, .. } if theirs == token))
-            .map(|(id, raw)| (*id, raw.peer.clone(), raw.settled));
-        let Some((raw, Some(peer), settled)) = newcomer else { return };
+    /// The connection in use has answered: the newcomer of that probe, or of one before it, is not needed, or not
+    /// wanted.
+    fn on_pong(&mut self, current: RawId, answered: u64) {
+        let Some(node) = self.peer_of(current).map(|peer| peer.node) else { return };
+        let Some(raw) = self.waiting.get(&node).copied() else { return };
+        let Some(Raw { phase: Phase::Probing { token, of, .. }, peer: Some(peer), settled, .. }) =
+            self.raws.get(&raw)
+        else {
+            return;
+        };
+        if *of != current || *token > answered {
+            return;
+        }
+        let (peer, settled) = (peer.clone(), *settled);
         let live = self.sessions.get(&peer.node).map(|session| session.peer.incarnation);
         match live {
             Some(live) if peer.incarnation < live || !settled => {
@@ -796,19 +872,11 @@ impl Links {
         }
     }
 
-    /// The connection in use is gone: those that waited for its answer are looked at again.
-    fn readmit(&mut self, node: &NodeId) {
-        let waiting: Vec<(RawId, bool)> = self
-            .raws
-            .iter()
-            .filter(|(_, raw)| raw.peer.as_ref().is_some_and(|peer| peer.node == *node))
-            .filter_map(|(id, raw)| match raw.phase {
-                Phase::Probing { asked, .. } => Some((*id, asked)),
-                _ => None,
-            })
-            .collect();
-        for (raw, asked) in waiting {
-            if self.raws.get(&raw).is_some_and(|state| matches!(state.phase, Phase::Probing { .. })) {
+    /// Names whose connection in use is gone: the newcomer that waited for its answer is looked at again.
+    fn readmit(&mut self) {
+        while let Some(node) = self.vacant.pop_first() {
+            let Some(raw) = self.waiting.remove(&node) else { continue };
+            if let Some(Phase::Probing { asked, .. }) = self.raws.get(&raw).map(|state| state.phase) {
                 self.admit(raw, asked);
             }
         }
@@ -923,6 +991,7 @@ impl Links {
         self.set_phase(raw, Phase::Live);
         self.set_raw_timer(raw, None);
         self.effects.push_back(Effect::Up(peer.clone()));
+        self.ups += 1;
         self.say(raw, &Word::Up { session: id });
         self.arm_session(&peer.node);
     }
@@ -972,13 +1041,13 @@ impl Links {
             Word::Ack { received } => self.on_ack(raw, received),
             Word::Ping { token, sent } => {
                 let lost = sent.iter().zip(session.received).any(|(sent, received)| *sent > received);
-                self.say(raw, &Word::Pong { token });
+                self.owe_pong(raw, token);
                 if lost {
                     self.stats.gaps += 1;
                     self.break_raw(raw);
                 }
             }
-            Word::Pong { token } => self.on_pong(token),
+            Word::Pong { token } => self.on_pong(raw, token),
             Word::Up { session: id } if !session.confirmed && session.id == id => {
                 session.confirmed = true;
                 self.dirty.insert(raw);
@@ -1155,7 +1224,15 @@ fn arm(timers: &mut BTreeSet<(Time, Timer)>, config: &LinkConfig, session: &mut 
 // Connections.
 impl Raw {
     fn new(phase: Phase) -> Self {
-        Self { phase, peer: None, proved: None, settled: false, out: VecDeque::new(), timer: None }
+        Self {
+            phase,
+            peer: None,
+            proved: None,
+            settled: false,
+            out: VecDeque::new(),
+            pong: None,
+            timer: None,
+        }
     }
 }
 
@@ -1183,6 +1260,15 @@ impl Links {
         }
     }
 
+    fn owe_pong(&mut self, raw: RawId, token: u64) {
+        if let Some(state) = self.raws.get_mut(&raw)
+            && state.phase != Phase::Closing
+        {
+            state.pong = Some(token);
+            self.dirty.insert(raw);
+        }
+    }
+
     fn set_phase(&mut self, raw: RawId, phase: Phase) {
         if let Some(state) = self.raws.get_mut(&raw) {
             state.phase = phase;
@@ -1204,11 +1290,13 @@ impl Links {
         state.timer = None;
         let (phase, peer) = (state.phase, state.peer.clone());
         match (phase, peer) {
-            (Phase::Probing { .. }, Some(peer)) => match self.current.get(&peer.node).copied() {
+            (Phase::Probing { of, .. }, Some(peer)) => {
                 // nobody answered there; losing it lets the newcomer in
-                Some(current) => self.break_raw(current),
-                None => self.readmit(&peer.node),
-            },
+                if self.current.get(&peer.node) == Some(&of) {
+                    self.break_raw(of);
+                }
+                self.vacant.insert(peer.node);
+            }
             (_, _) => self.break_raw(raw),
         }
     }
@@ -1220,22 +1308,21 @@ impl Links {
 
     /// Closes a connection that is of no more use, without a word. Its session waits for the next one.
     fn break_raw(&mut self, raw: RawId) {
-        let peer = self.peer_of(raw);
         if let Some(state) = self.raws.get_mut(&raw)
             && state.phase != Phase::Closing
         {
             state.out.clear();
         }
         self.close(raw);
-        if let Some(peer) = peer {
-            self.readmit(&peer.node);
-        }
     }
 
     /// Closes it after what is still to be said.
     fn close(&mut self, raw: RawId) {
         self.set_phase(raw, Phase::Closing);
         self.set_raw_timer(raw, None);
+        if let Some(state) = self.raws.get_mut(&raw) {
+            state.pong = None;
+        }
         self.release(raw);
         self.dirty.insert(raw);
     }
@@ -1246,6 +1333,11 @@ impl Links {
         let Some(peer) = self.peer_of(raw) else { return };
         if self.current.get(&peer.node) == Some(&raw) {
             self.current.remove(&peer.node);
+            // not at once, one inside the other: whoever waits may be let in and lost again
+            self.vacant.insert(peer.node.clone());
+        }
+        if self.waiting.get(&peer.node) == Some(&raw) {
+            self.waiting.remove(&peer.node);
         }
         let Some(session) = self.sessions.get_mut(&peer.node).filter(|session| session.raw == Some(raw))
         else {
@@ -1276,6 +1368,17 @@ impl Links {
                 !matches!(state.phase, Phase::Greeting | Phase::Closing | Phase::Probing { .. }),
                 "{state:?}"
             );
+        }
+        assert!(self.vacant.is_empty());
+        for (id, raw) in &self.raws {
+            if matches!(raw.phase, Phase::Probing { .. }) {
+                let node = &raw.peer.as_ref().expect("it has said hello").node;
+                assert_eq!(self.waiting.get(node), Some(id), "one of a name");
+            }
+        }
+        for (node, raw) in &self.waiting {
+            let state = self.raws.get(raw).expect("who waits is there");
+            assert!(matches!(state.phase, Phase::Probing { .. }), "{node}: {state:?}");
         }
         for (node, session) in &self.sessions {
             assert_eq!(session.peer.node, *node);

@@ -10,7 +10,7 @@
 //! A [`Packet`] is two byte strings; how they are told apart on a byte stream (two lengths in front of them) is a
 //! matter of the raw connection. Decoding never panics and never allocates more than the packet's own length.
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
 use super::Refusal;
@@ -197,12 +197,13 @@ pub(crate) fn decode(packet: Packet, max_frame: usize) -> Result<Heard, PacketEr
     }
 }
 
-fn decode_piece(packet: Packet, more: bool) -> Result<Heard, PacketError> {
+fn decode_piece(mut packet: Packet, more: bool) -> Result<Heard, PacketError> {
     let Some((&[_, lane, number @ ..], _)) = packet.head.split_first_chunk::<FRAME_PREFIX>() else {
         return Err(PacketError::Malformed);
     };
     let Some(&lane) = Lane::ALL.get(usize::from(lane)) else { return Err(PacketError::Malformed) };
-    let part = Frame { lane, head: packet.head.slice(FRAME_PREFIX..), body: packet.body };
+    packet.head.advance(FRAME_PREFIX);
+    let part = Frame { lane, head: packet.head, body: packet.body };
     Ok(Heard::Piece { number: u64::from_le_bytes(number), piece: Piece { part, more } })
 }
 

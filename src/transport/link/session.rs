@@ -32,6 +32,8 @@ pub(crate) struct Session {
     pub(crate) raw: Option<RawId>,
     /// The other end has told its router: frames may be written.
     pub(crate) confirmed: bool,
+    /// Our router is being told, or has been: frames may be taken.
+    pub(crate) reported: bool,
     pub(crate) received: PerLane,
     /// What has come of a frame whose last piece has not.
     pub(crate) incoming: [Assembly; 3],
@@ -73,6 +75,7 @@ impl Session {
             id,
             raw: Some(raw),
             confirmed: false,
+            reported: false,
             received: [0; 3],
             incoming: Default::default(),
             ack_due: false,

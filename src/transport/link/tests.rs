@@ -100,6 +100,11 @@ impl World {
     fn after(&mut self, end: usize) {
         self.ends[end].check();
         while let Some(effect) = self.ends[end].poll_effect() {
+            if let Effect::Down(peer, _) = &effect {
+                // also if the next session of the same peer exists already
+                let sent = self.ends[end].try_send(peer, Frame::new(Lane::Data, "late", ""), self.now);
+                assert!(matches!(sent, Err(SendError::NoLink(_))), "{sent:?} while {peer} is reported down");
+            }
             let told = match effect {
                 Effect::Up(peer) => Told::Up(peer),
                 Effect::Suspect(_) => Told::Suspect,
@@ -262,6 +267,88 @@ fn nobody_writes_before_both_have_returned_from_peer_up() {
     let up = |end: usize| w.reports[end].iter().find(|(_, t)| matches!(t, Told::Up(_))).unwrap().0;
     let frame = |end: usize| w.reports[end].iter().find(|(_, t)| matches!(t, Told::Frame(..))).unwrap().0;
     assert!(up(0).max(up(1)) < frame(0).min(frame(1)));
+}
+
+/// The leader has given the follower up, and the follower finds out by the next connection: it replaces the session
+/// in one step. Until the new one is reported, who sends means the old one.
+#[test]
+fn a_session_takes_frames_only_from_its_report_on() {
+    let mut w = World::new(&[peer("a", 1), peer("b", 2)]);
+    let old = w.open(0, 1);
+    w.settle();
+    w.cut(old, [true, false]);
+    w.pass(2100 * MS);
+    assert_eq!(w.told[0].last(), Some(&Told::Down(peer("b", 2))));
+    let new = w.open(0, 1);
+    // Hello and Hello, Ask, Propose: the next word is the one that counts
+    while !w.ends[0].raws[&RawId(new)].out.is_empty() || w.carry(new, 0) | w.carry(new, 1) {
+        if matches!(w.ends[0].raws[&RawId(new)].phase, Phase::Offered { .. }) {
+            break;
+        }
+    }
+    let fresh = w.connections.get_mut(&new).unwrap().ways[0].packets.pop_front().unwrap();
+    let b = &mut w.ends[1];
+    b.handle_packet(RawId(new), fresh, w.now);
+    let send = |b: &mut Links, value: &'static str| {
+        b.try_send(&peer("a", 1), Frame::new(Lane::Data, "head", value), Time::ZERO)
+    };
+    assert!(b.is_up(&peer("a", 1)), "the next session is there");
+    assert!(send(b, "decided").is_err());
+    let first = b.take_effects();
+    assert!(matches!(first.back(), Some(Effect::Down(..))), "{first:?}");
+    assert!(send(b, "being reported down").is_err());
+    let second = b.take_effects();
+    assert_eq!(second, [Effect::Up(peer("a", 1))]);
+    assert!(send(b, "being reported up").is_ok());
+    assert_eq!(b.queued(&peer("a", 1)), 1, "the only one");
+}
+
+/// Each connection that waited let the next one in from inside its own end: the stack of a thread held a few thousand.
+#[test]
+fn many_connections_of_one_name_cost_one_that_waits() {
+    let mut w = World::new(&[peer("a", 1), peer("b", 2)]);
+    let first = w.open(0, 1);
+    w.settle();
+    w.ends[1].disconnect(&peer("a", 1), w.now);
+    // b is silent from here on; who comes says hello as b and nothing else
+    let mut stranger = Links::new(peer("b", 2), terms(), LinkConfig::default());
+    stranger.settle();
+    stranger.handle_opened(RawId(1), w.now);
+    let Output::Packet(hello) = stranger.poll_output(RawId(1), true) else { panic!("a hello") };
+    let a = &mut w.ends[0];
+    let many = 20_000;
+    for raw in 1000..1000 + many {
+        a.handle_opened(RawId(raw), w.now);
+        a.handle_packet(RawId(raw), hello.clone(), w.now);
+        if raw < 1010 {
+            a.check();
+        }
+    }
+    let waits = |a: &Links| a.raws.values().filter(|raw| matches!(raw.phase, Phase::Probing { .. })).count();
+    assert_eq!(waits(a), 1);
+    let pings = a.raws[&RawId(first)].out.len();
+    assert_eq!(pings, 1, "all of them wait for one answer");
+    a.handle_timeout(w.now + LinkConfig::default().suspect_after);
+    a.check();
+    assert_eq!(waits(a), 0);
+    assert_eq!(a.raws[&RawId(999 + many)].phase, Phase::Asked, "nobody has answered: the last one is let in");
+    assert!(a.is_closing(RawId(first)) && a.is_closing(RawId(1000)));
+}
+
+#[test]
+fn one_who_pings_and_reads_nothing_is_owed_one_answer() {
+    let mut w = World::new(&[peer("a", 1), peer("b", 2)]);
+    let raw = w.open(0, 1);
+    w.settle();
+    let ping = |token| packet::encode_word(&Word::Ping { token, sent: [0; 3] });
+    for token in 1..1000 {
+        w.ends[0].handle_packet(RawId(raw), ping(token), w.now);
+    }
+    let mut pongs = 0;
+    while let Output::Packet(_) = w.ends[0].poll_output(RawId(raw), true) {
+        pongs += 1;
+    }
+    assert_eq!(pongs, 1);
 }
 
 #[test]

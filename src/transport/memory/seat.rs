@@ -207,12 +207,17 @@ impl Seat {
     }
 
     fn carry_out(&mut self) {
-        let effects = self.end.links.lock().take_effects();
-        for effect in effects {
-            if self.end.is_gone() {
+        loop {
+            let effects = self.end.links.lock().take_effects();
+            if effects.is_empty() {
                 return;
             }
-            self.effect(effect);
+            for effect in effects {
+                if self.end.is_gone() {
+                    return;
+                }
+                self.effect(effect);
+            }
         }
     }
 

@@ -23,6 +23,8 @@ const READ: usize = 64 << 10;
 const GROWTH: usize = 1 << 20;
 /// How long a connection that is to be closed may take to write its last words, and the other end to close it.
 const LINGER: Duration = Duration::from_secs(1);
+/// A connection that has rested for less is busy: what it writes next waits until the tasks that are ready have run.
+const BUSY: Duration = Duration::from_micros(100);
 /// How many messages of the mesh may wait to be written; more are dropped.
 const MAX_MESSAGES: usize = 256;
 
@@ -225,10 +227,15 @@ impl Writer {
                     };
                 }
                 Polled::Idle | Polled::Later => {
+                    let rest = Instant::now();
                     tokio::select! {
                         biased;
                         () = self.connection.wake.notified() => {}
                         () = overdue(deadline) => return Ok(()),
+                    }
+                    if rest.elapsed() < BUSY {
+                        // others are about to add to what is to be written: it shall be one write
+                        tokio::task::yield_now().await;
                     }
                 }
             }

@@ -199,11 +199,7 @@ impl Mesh {
             if effects.is_empty() {
                 break;
             }
-            MutexGuard::unlocked(&mut state, || {
-                for effect in effects {
-                    self.effect(effect);
-                }
-            });
+            MutexGuard::unlocked(&mut state, || self.effects(effects));
         }
         state.running = false;
         let mut writers: Vec<Arc<Connection>> = Vec::new();
@@ -218,6 +214,32 @@ impl Mesh {
         }
         if alarm {
             self.wake.notify_one();
+        }
+    }
+
+    /// In order; frames that one peer sent in a row are reported together.
+    fn effects(&self, effects: VecDeque<Effect>) {
+        let mut effects = effects.into_iter().peekable();
+        while let Some(effect) = effects.next() {
+            let Effect::Frame(peer, mut frame) = effect else {
+                self.effect(effect);
+                continue;
+            };
+            let mut frames = Vec::new();
+            while let Some(Effect::Frame(_, next)) =
+                effects.next_if(|next| matches!(next, Effect::Frame(from, _) if *from == peer))
+            {
+                if frames.is_empty() {
+                    frames.reserve(effects.len() + 2);
+                }
+                frames.push(std::mem::replace(&mut frame, next));
+            }
+            if frames.is_empty() {
+                self.inbound.frame(&peer, frame);
+            } else {
+                frames.push(frame);
+                self.inbound.frames(&peer, frames);
+            }
         }
     }
 
