@@ -17,8 +17,9 @@ use criterion::{Criterion, SamplingMode};
 use dashmap::DashMap;
 use futures_util::FutureExt;
 use hashring::HashRing;
+use muster_router::cache::{CacheConfig, Record, Term, WriteMode};
 use muster_router::transport::memory::Network;
-use muster_router::{BroadcastId, Group, MemberId, Message, Muster, NodeId, Route, Status};
+use muster_router::{BroadcastId, Group, MemberId, Message, Muster, NodeId, Route, Status, record};
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
@@ -357,6 +358,39 @@ fn fan_out(bench: &mut Bench) {
     }
 }
 
+/// A record by its key on the node that serves it, and a put there that waits for nobody.
+fn cache(bench: &mut Bench) {
+    const KEYS: usize = 1000;
+    if !support::wanted("cache_get") && !support::wanted("cache_put") {
+        return;
+    }
+    let runtime = runtime();
+    let node = cluster(&runtime, 1).remove(0);
+    let config = CacheConfig::new("bench").write_mode(WriteMode::Async);
+    let cache = runtime.block_on(node.cache(config)).unwrap();
+    runtime.block_on(cache.until_ready(PATIENCE)).unwrap();
+    let keys: Vec<Term> = (0..KEYS).map(|number| Term::from(format!("user:{number:08}"))).collect();
+    let of = |at: usize| record![keys[at % KEYS].clone(), vec![7_u8; 100]];
+    runtime.block_on(cache.put_batch((0..KEYS).map(of))).unwrap();
+    let map: DashMap<Term, Record> = (0..KEYS).map(|at| (keys[at].clone(), of(at))).collect();
+    if support::wanted("cache_get") {
+        let get =
+            |at: usize| cache.get_key(keys[at % KEYS].clone()).now_or_never().expect("at once").unwrap();
+        let floor = |at: usize| map.get(&keys[at % KEYS]).map(|record| vec![record.clone()]);
+        let shown = (As::Rate, Target::AtLeast(5e6));
+        let names = ("cache_get", "cache: get by key on its owner");
+        let against = "a read of a `DashMap`, the record cloned";
+        bench.pair(names, shown, 1.0, |n| timed(n, get), against, |n| timed(n, floor));
+    }
+    if support::wanted("cache_put") {
+        let put = |at: usize| cache.put(of(at)).now_or_never().expect("at once").unwrap();
+        let floor = |at: usize| map.insert(keys[at % KEYS].clone(), of(at));
+        let shown = (As::Rate, Target::AtLeast(2e5));
+        let names = ("cache_put", "cache: async put on its owner, no replica");
+        bench.pair(names, shown, 1.0, |n| timed(n, put), "an insert into a `DashMap`", |n| timed(n, floor));
+    }
+}
+
 fn main() {
     if count::counted() {
         return;
@@ -367,6 +401,7 @@ fn main() {
     local_members(&mut bench);
     join_and_leave(&mut bench);
     fan_out(&mut bench);
+    cache(&mut bench);
     bench.criterion.final_summary();
     count::rows(&mut bench.report);
     bench.report.finish();

@@ -316,13 +316,16 @@ impl CountError {
 /// A drain reached its deadline. The node goes on draining: drain again to wait longer, or shut down and
 /// accept that its members may miss broadcasts of the nodes that are named.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the drain is not over: {}; drain again to wait longer", unfinished(.waiting_for, .caches))]
+#[error("the drain is not over: {}", unfinished(.waiting_for, .caches, .without_taker))]
 #[non_exhaustive]
 pub struct DrainTimeout {
     /// The nodes that have not confirmed it, sorted.
     pub waiting_for: Vec<NodeId>,
     /// The caches that have not handed over all of their partitions, sorted.
     pub caches: Vec<String>,
+    /// Those of them that nobody takes over: no other node that has them open stays. Waiting does not help unless one
+    /// comes, so the drain has ended before its time; what they hold goes with this node.
+    pub without_taker: Vec<String>,
 }
 
 impl DrainTimeout {
@@ -330,7 +333,7 @@ impl DrainTimeout {
     pub fn new(mut waiting_for: Vec<NodeId>) -> Self {
         waiting_for.sort_unstable();
         waiting_for.dedup();
-        Self { waiting_for, caches: Vec::new() }
+        Self { waiting_for, caches: Vec::new(), without_taker: Vec::new() }
     }
 
     /// One that also waits for these caches.
@@ -341,13 +344,21 @@ impl DrainTimeout {
         self
     }
 
+    /// Nobody takes these of the caches over.
+    #[must_use]
+    pub fn with_nobody_for(mut self, mut caches: Vec<String>) -> Self {
+        caches.sort_unstable();
+        self.without_taker = caches;
+        self
+    }
+
     /// Always: a drain goes on where it was.
     pub fn is_retryable(&self) -> bool {
         true
     }
 }
 
-fn unfinished(waiting_for: &[NodeId], caches: &[String]) -> String {
+fn unfinished(waiting_for: &[NodeId], caches: &[String], alone: &[String]) -> String {
     let mut parts = Vec::new();
     if !waiting_for.is_empty() || caches.is_empty() {
         parts.push(format!(
@@ -359,7 +370,16 @@ fn unfinished(waiting_for: &[NodeId], caches: &[String]) -> String {
     if !caches.is_empty() {
         parts.push(format!("{} of the caches have data to hand over ({})", caches.len(), caches.join(", ")));
     }
-    parts.join(", ")
+    let mut text = parts.join(", ");
+    if alone.is_empty() {
+        text.push_str("; drain again to wait longer");
+    } else {
+        let alone = alone.join(", ");
+        text.push_str(&format!(
+            "; no other node stays that could take over ({alone}): what they hold goes with this node"
+        ));
+    }
+    text
 }
 
 fn names(nodes: &[NodeId]) -> String {

@@ -12,13 +12,14 @@ use caches::*;
 use muster_router::cache::replica::CacheEvent;
 use muster_router::cache::{
     Applied, CacheConfig, CacheError, CallOptions, Found, Partition, PartitionId, PatternError, ReadMode,
-    Record, SessionToken, Table, Term, TermError, WriteMode,
+    Record, SessionToken, Table, Term, TermError, WriteMode, var,
 };
+use muster_router::transport::link::LinkConfig;
 use muster_router::transport::memory::Network;
-use muster_router::{ConfigError, pattern, record};
+use muster_router::{ConfigError, Muster, pattern, record};
 use support::*;
 
-async fn alone(config: &CacheConfig) -> (muster_router::Muster, muster_router::cache::Cache) {
+async fn alone(config: &CacheConfig) -> (Muster, muster_router::cache::Cache) {
     let network = Network::new();
     let [a] = cluster(&network, ["a"]).await;
     let cache = open(&a, config).await;
@@ -381,4 +382,62 @@ async fn a_closed_cache_is_not_opened_again_in_the_same_life() {
     eventually("its callback's task has ended", || Arc::strong_count(&seen) == 1).await;
     a.drain(PATIENCE).await.unwrap();
     assert_eq!(a.cache(CacheConfig::new("third")).await.unwrap_err(), CacheError::Draining);
+}
+
+/// What the transport cannot carry is refused when the cache opens, or when it is asked for; nothing is lost silently.
+#[tokio::test(start_paused = true)]
+async fn what_no_frame_can_carry_is_refused_by_name() {
+    let link = LinkConfig { max_frame: 1 << 20, ping_interval: None, ..LinkConfig::default() };
+    let network = Network::builder().link(link).build();
+    let mut nodes = Vec::new();
+    for name in ["a", "b"] {
+        let node = Muster::builder("rooms").transport(network.node(name)).max_payload_len(64 << 10);
+        nodes.push(node.start().await.unwrap());
+    }
+    settle(&nodes).await;
+    for (config, option, given) in [
+        (config(), "max_record_len + 256 KiB", "1310720"),
+        (config().max_record_len(1 << 10).chunk_bytes(1 << 20), "2 * chunk_bytes + 256 KiB", "2359296"),
+    ] {
+        let CacheError::Config(error) = nodes[0].cache(config).await.unwrap_err() else { panic!("{option}") };
+        assert_eq!(error.option(), option);
+        let text = error.to_string();
+        assert!(text.contains(given) && text.contains("max_frame of the transport is 1048576"), "{text}");
+    }
+    let small = config().partitions(1).replicas(1).table(Table::Bag).max_record_len(64 << 10);
+    let all = open_all(&nodes, &small).await;
+    let (owner, other) = match primary_of(&all[0], "k").as_deref() {
+        Some("a") => (&all[0], &all[1]),
+        _ => (&all[1], &all[0]),
+    };
+    let large = "x".repeat(2000);
+    assert_eq!(other.put_batch((0..1000).map(|i| record!["k", i, large.as_str()])).await.unwrap(), 1000);
+    let too_large = |error: CacheError, what: &str| match &error {
+        CacheError::TooLarge { what: of, given, max, option } => {
+            assert!(of == what && given > max && option == "max_frame of the transport", "{error}");
+            assert_eq!(error.applied(), Applied::No);
+        }
+        _ => panic!("{error}"),
+    };
+    for reader in [other.clone(), other.with(CallOptions::new().read_mode(ReadMode::Quorum))] {
+        too_large(reader.get_key("k").await.unwrap_err(), "the answer in bytes");
+        for partition in [Partition::All, Partition::of("k")] {
+            let all_of_it = || pattern![_, _, _];
+            let error = reader.get_by_match_object(partition.clone(), all_of_it()).await.unwrap_err();
+            too_large(error, "the answer in bytes");
+            let error = reader.get_by_match(partition, pattern![_, _, var(0)]).await.unwrap_err();
+            too_large(error, "the answer in bytes");
+        }
+        assert_eq!(reader.get_by_match(Partition::All, pattern![_, var(0), _]).await.unwrap().len(), 1000);
+    }
+    assert_eq!(owner.get_key("k").await.unwrap().len(), 1000, "nothing travels");
+    let endless = "x".repeat(1 << 20);
+    let pattern = || pattern![_, _, endless.as_str()];
+    too_large(other.get_by_match(Partition::All, pattern()).await.unwrap_err(), "the operation in bytes");
+    for cache in [owner, other] {
+        // what a write may do does not depend on where it begins
+        too_large(cache.delete_match(Partition::All, pattern()).await.unwrap_err(), "the operation in bytes");
+    }
+    assert_eq!(other.delete_match(Partition::All, pattern![_, _, _]).await.unwrap(), 1000);
+    assert_eq!(other.get_key("k").await.unwrap(), []);
 }

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 const GUIDE: &str = include_str!("../src/guide/protocol.md");
+const CACHE: &str = include_str!("../src/guide/cache.md");
 
 /// The names of all tests under a folder, this file apart.
 fn tests_below(folder: &Path, into: &mut BTreeSet<String>) {
@@ -51,7 +52,11 @@ fn sources() -> BTreeSet<String> {
 
 /// The rows of the tables after the heading: the first cell, and the last one.
 fn rows(heading: &str) -> Vec<(&'static str, &'static str)> {
-    let (_, table) = GUIDE.split_once(heading).unwrap();
+    rows_of(GUIDE, heading)
+}
+
+fn rows_of(guide: &'static str, heading: &str) -> Vec<(&'static str, &'static str)> {
+    let (_, table) = guide.split_once(heading).unwrap();
     let table = table.split("\n# ").next().unwrap();
     let cells = |line: &'static str| {
         let mut cells = line.trim_matches('|').split('|').map(str::trim);
@@ -78,6 +83,19 @@ fn every_test_that_the_guide_names_exists() {
         );
         for name in named(cell) {
             assert!(sources.contains(name), "{row}: there is no test {name}");
+        }
+    }
+}
+
+#[test]
+fn every_measured_fault_of_a_cache_has_a_test_that_exists() {
+    let sources = sources();
+    let faults = rows_of(CACHE, "# Faults of comparable systems and their tests");
+    assert_eq!(faults.len(), 10);
+    for (fault, cell) in faults {
+        assert!(named(cell).next().is_some(), "{fault}");
+        for name in named(cell) {
+            assert!(sources.contains(name), "{fault}: there is no test {name}");
         }
     }
 }

@@ -148,8 +148,8 @@ pub struct CacheConfig {
     /// split that should be merged.
     #[serde(with = "humantime_serde")]
     pub tombstone_ttl: Duration,
-    /// How many bytes a second a node hands over or takes in when owners change, 64 KiB to 1 TiB (default 64 MiB).
-    /// Choose a quarter of the network: service goes on meanwhile.
+    /// How many bytes a second a node sends to fill the copies of others when owners change, all partitions together,
+    /// 64 KiB to 1 TiB (default 64 MiB). Choose a quarter of the network: service goes on meanwhile.
     pub transfer_rate: u64,
     /// How long an operation may take, forwards and retries included, 1 ms to 10 min (default 5 s).
     #[serde(with = "humantime_serde")]

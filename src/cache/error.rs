@@ -57,7 +57,10 @@ pub enum CacheError {
         name: String,
     },
     /// A cache of this name was closed on this node: it can be opened again after a restart of the scope.
-    #[error("cache {name:?} was closed on this node; it can be opened when the scope has been started anew")]
+    #[error(
+        "cache {name:?} was closed on this node; it can be opened when the scope has been started anew, for \
+             the others would take the new copy, which has forgotten what it promised, for the old one"
+    )]
     Closed {
         /// The name.
         name: String,

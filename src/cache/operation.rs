@@ -18,6 +18,8 @@ use super::version::Version;
 
 /// About how many bytes one entry of the stream may have: a delete of many keys is cut into several.
 const ENTRY_BYTES: usize = 256 << 10;
+/// What a row of an answer has on the wire besides its terms: its length.
+const ROW: usize = 4;
 
 /// A change of one partition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -237,8 +239,9 @@ impl Operation {
             Operation::Write(WriteOp::Put(records)) => records.iter().map(Record::encoded_len).sum(),
             Operation::Write(WriteOp::DeleteKeys(keys)) => keys.iter().map(Term::encoded_len).sum(),
             Operation::Read(ReadOp::Get(key)) => key.encoded_len(),
-            Operation::Read(ReadOp::Match(_) | ReadOp::MatchObject(_))
-            | Operation::Write(WriteOp::DeleteMatch(_) | WriteOp::DeleteAll) => 64,
+            Operation::Read(ReadOp::Match(pattern) | ReadOp::MatchObject(pattern))
+            | Operation::Write(WriteOp::DeleteMatch(pattern)) => pattern.wire_len(),
+            Operation::Write(WriteOp::DeleteAll) => 8,
         }
     }
 }
@@ -248,10 +251,14 @@ impl Outcome {
     pub(crate) fn wire_len(&self) -> usize {
         match self {
             Outcome::Written(_) | Outcome::Removed(_) => 8,
-            Outcome::Records(records) => records.iter().map(Record::encoded_len).sum(),
-            Outcome::Bindings(rows) => rows.iter().flatten().map(Term::encoded_len).sum(),
+            Outcome::Records(records) => records.iter().map(|record| ROW + record.encoded_len()).sum(),
+            Outcome::Bindings(rows) => rows.iter().map(|row| ROW + terms_len(row)).sum(),
         }
     }
+}
+
+fn terms_len(row: &[Term]) -> usize {
+    row.iter().map(Term::encoded_len).sum()
 }
 
 fn few_enough(count: usize, config: &CacheConfig) -> Result<(), CacheError> {

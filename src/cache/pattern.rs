@@ -315,6 +315,12 @@ pub struct RecordPattern {
 }
 
 impl RecordPattern {
+    /// How many bytes it has on the wire.
+    pub(crate) fn wire_len(&self) -> usize {
+        // one that cannot be written is refused as too large
+        postcard::experimental::serialized_size(self).unwrap_or(usize::MAX)
+    }
+
     /// A pattern of one [`Pattern`] per field; [`pattern!`](crate::pattern) writes them.
     ///
     /// # Errors

@@ -121,7 +121,8 @@ impl Muster {
     /// Cancel-safe: a drain goes on whether or not it is waited for.
     ///
     /// # Errors
-    /// [`DrainTimeout`] names the nodes that have not confirmed it within `timeout`; drain again to wait longer.
+    /// [`DrainTimeout`] names the nodes that have not confirmed it, and the caches that have data to hand over, after
+    /// `timeout`; drain again to wait longer. At once if all that is left are caches that no other node takes over.
     ///
     /// ```
     /// # use muster_router::{Muster};
@@ -150,14 +151,16 @@ impl Muster {
             pulse.as_mut().enable();
             let waiting_for = driver.node.drain_waiting_for();
             #[cfg(feature = "cache")]
-            let caches = driver.caches_to_drain();
+            let (caches, alone) = driver.caches_to_drain();
             #[cfg(not(feature = "cache"))]
-            let caches = Vec::new();
+            let (caches, alone) = (Vec::new(), Vec::<String>::new());
             if (waiting_for.is_empty() && caches.is_empty()) || driver.is_stopped() {
                 return Ok(());
             }
-            if tokio::time::timeout_at(deadline, pulse).await.is_err() {
-                return Err(DrainTimeout::new(waiting_for).with_caches(caches));
+            // nobody to wait for, once all that can be handed over has been
+            let in_vain = waiting_for.is_empty() && caches.len() == alone.len();
+            if in_vain || tokio::time::timeout_at(deadline, pulse).await.is_err() {
+                return Err(DrainTimeout::new(waiting_for).with_caches(caches).with_nobody_for(alone));
             }
         }
     }

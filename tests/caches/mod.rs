@@ -6,10 +6,11 @@ use std::collections::BTreeSet;
 use muster_router::Muster;
 use muster_router::cache::node::PartitionStatus;
 use muster_router::cache::replica::OwnerState;
-use muster_router::cache::{Cache, CacheConfig, PartitionId, Record, Term};
+use muster_router::cache::{Cache, CacheConfig, Partition, PartitionId, Record, Term};
 use muster_router::record;
+use muster_router::transport::memory::Network;
 
-use crate::support::{PATIENCE, settle};
+use crate::support::{PATIENCE, cluster, eventually, settle};
 
 /// Two copies in a few partitions, so that a test moves quickly.
 pub fn config() -> CacheConfig {
@@ -95,4 +96,53 @@ pub async fn readable(cache: &Cache, count: usize, value: &str) -> usize {
         found += usize::from(records == [user(i, value)]);
     }
     found
+}
+
+pub async fn three(config: &CacheConfig) -> (Network, Vec<Muster>, Vec<Cache>) {
+    let network = Network::new();
+    let nodes = Vec::from(cluster(&network, ["a", "b", "c"]).await);
+    let all = open_all(&nodes, config).await;
+    (network, nodes, all)
+}
+
+/// Takes a node out of the lists, so that only those that live are asked.
+pub fn without(name: &str, nodes: &mut Vec<Muster>, all: &mut Vec<Cache>) {
+    nodes.retain(|node| node.node().as_str() != name);
+    all.retain(|cache| cache.peer().node.as_str() != name);
+}
+
+/// Cuts every link between the two sides, and waits until each has a view of its own.
+pub async fn split(network: &Network, nodes: &[Muster], left: &[&str], right: &[&str]) {
+    for a in left {
+        for b in right {
+            network.cut(a, b);
+        }
+    }
+    for node in nodes {
+        let side = if left.contains(&node.node().as_str()) { left.len() } else { right.len() };
+        node.until(PATIENCE, |s| s.status == muster_router::Status::Ready && s.view.len() == side)
+            .await
+            .unwrap();
+    }
+}
+
+pub async fn heal(network: &Network, nodes: &[Muster], all: &[Cache]) {
+    network.heal_all();
+    settled(nodes, all).await;
+}
+
+/// Every whole copy has the same records.
+pub async fn assert_copies_agree(all: &[Cache]) {
+    let copies = |cache: &Cache| {
+        let add = |mut records: Vec<Record>, record: &Record| {
+            records.push(record.clone());
+            records
+        };
+        cache.scan(Partition::All, Vec::new(), add).unwrap().value
+    };
+    eventually("all copies agree", || {
+        let first = copies(&all[0]);
+        all.iter().all(|cache| copies(cache) == first)
+    })
+    .await;
 }

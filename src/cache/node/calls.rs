@@ -77,6 +77,8 @@ impl CacheNode {
             return Err(CacheError::WrongOwner { partition, primary: None, epoch: None });
         }
         operation.check(&self.config, partition)?;
+        // also where it would not be forwarded: whether a write is allowed must not depend on where it begins
+        self.check_size("the operation in bytes", operation.wire_len())?;
         if options.deadline <= now {
             return Err(CacheError::Timeout { applied: Applied::No });
         }
@@ -85,6 +87,16 @@ impl CacheNode {
             return Err(CacheError::Busy);
         }
         Ok(())
+    }
+
+    /// Whether one message carries so much.
+    pub(super) fn check_size(&self, what: &str, bytes: usize) -> Result<(), CacheError> {
+        let (given, max) = (bytes as u64, self.max_message as u64);
+        if given <= max {
+            return Ok(());
+        }
+        let option = "max_frame of the transport".into();
+        Err(CacheError::TooLarge { what: what.into(), given, max, option })
     }
 
     pub(super) fn next_id(&mut self) -> u64 {
@@ -124,7 +136,8 @@ impl CacheNode {
         self.memories.clear();
         for id in self.pending.ids() {
             let unknown = self.pending.get(id).is_some_and(|pending| {
-                pending.is_write() && (pending.doubt.is_some() || !matches!(pending.state, State::Waiting))
+                let begun = pending.doubt.is_some() || pending.unconfirmed.is_some();
+                pending.is_write() && (begun || !matches!(pending.state, State::Waiting))
             });
             let error = if unknown { CacheError::Interrupted } else { CacheError::Stopped };
             self.finish(id, Err(error));
@@ -154,6 +167,9 @@ impl Pending {
             State::AtReplica | State::Sent { .. } => true,
             State::Waiting | State::Quorum(_) => false,
         };
+        if let Some(unconfirmed) = &self.unconfirmed {
+            return unconfirmed.clone();
+        }
         if self.is_write() && (sent || self.doubt.is_some()) {
             return CacheError::Timeout { applied: Applied::Unknown };
         }
@@ -418,6 +434,9 @@ impl CacheNode {
                 let node = pending.doubt.as_ref().map_or(&self.me, |doubt| &doubt.peer).node.clone();
                 Err(CacheError::Unreachable { partition: pending.partition, node, applied: Applied::Yes })
             }
+            Err(error) if pending.unconfirmed.is_some() && error.applied() == Applied::No => {
+                Err(pending.unconfirmed.clone().unwrap_or(error))
+            }
             Err(error) if pending.doubt.is_some() && error.applied() == Applied::No => {
                 let node = pending.doubt.as_ref().map_or(&self.me, |doubt| &doubt.peer).node.clone();
                 Err(CacheError::Unreachable { partition: pending.partition, node, applied: Applied::Unknown })
@@ -469,6 +488,7 @@ impl CacheNode {
         }
         match result {
             Err(error) if error.applied() == Applied::No => self.refused(request, error, now),
+            Err(error) if self.may_repeat(request, &error, now) => self.repeat(request, error, now),
             other => self.end_with(request, other),
         }
     }
@@ -481,8 +501,32 @@ impl CacheNode {
         }
         match result {
             Err(error) if error.applied() == Applied::No => self.refused(id, error, now),
+            Err(error) if self.may_repeat(id, &error, now) => self.repeat(id, error, now),
             other => self.end_with(id, other),
         }
+    }
+
+    /// Whether a write that too few owners have confirmed is made again: there is time left, and twice does no harm.
+    fn may_repeat(&self, id: u64, error: &CacheError, now: Duration) -> bool {
+        let Some(pending) = self.pending.get(id) else { return false };
+        let strong = [pending.options.write_mode, self.config.write_mode].contains(&WriteMode::Strong);
+        matches!(error, CacheError::NotEnoughAcks { .. })
+            && !strong
+            && now < pending.options.deadline
+            && pending.operation.is_idempotent(&self.config)
+    }
+
+    /// Makes it again, as another operation: whoever remembers the first answer must not give it once more.
+    fn repeat(&mut self, id: u64, error: CacheError, now: Duration) {
+        let Some(mut pending) = self.pending.remove(id) else { return };
+        self.ready.remove(&id);
+        pending.state = State::Waiting;
+        pending.repeated = true;
+        pending.doubt = None;
+        pending.unconfirmed = Some(error.clone());
+        let id = self.next_id();
+        self.pending.insert(id, pending);
+        self.pause(id, error, now);
     }
 
     /// What this peer was asked for will not be answered.

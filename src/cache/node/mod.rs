@@ -19,6 +19,8 @@
 //!   what it has answered. If another node serves by then, writes that may be done twice are done again, and the others
 //!   end as [`Applied::Unknown`](crate::cache::Applied). A delete that was done again may not know how many records
 //!   went: it ends as [`Applied::Yes`](crate::cache::Applied).
+//! * **A primary that steps down** leaves the writes open that too few owners have confirmed. Those that may be made
+//!   twice are made again by whoever serves next; the others end as `NotEnoughAcks`.
 //!
 //! Nothing here reaches over partitions except who takes part. So the driver cuts a cache into shards with a lock each.
 //! A message costs work for its own partition only; a change of the view, a link or a Hello visits all of the shard
@@ -32,7 +34,7 @@ use super::config::{CacheConfig, ReadMode, WriteMode};
 use super::error::CacheError;
 use super::operation::{Operation, Options, ReadOp, Reply};
 use super::partition::PartitionId;
-use super::replica::{CacheEvent, Context, Coverage, Members, Mutation, OwnerState, Rules};
+use super::replica::{Budget, CacheEvent, Context, Coverage, Members, Mutation, OwnerState, Rules};
 use super::store::Store;
 use super::version::Version;
 use crate::ring::{Ring, RingConfig};
@@ -73,6 +75,9 @@ pub struct CacheNode {
     config: Arc<CacheConfig>,
     shard: Shard,
     rules: Rules,
+    budget: Budget,
+    /// How many bytes one message may have.
+    max_message: usize,
     seed: u64,
     closed: bool,
     draining: bool,
@@ -111,7 +116,8 @@ impl CacheNode {
         let opened = u64::try_from(now.as_micros()).unwrap_or(u64::MAX >> 4);
         let shard = Shard { index: shard.index, of: shard.of.max(1) };
         let members = Members::default();
-        let ctx = Context { me: &me, config: &config, now, members: &members, rules: Rules::default() };
+        let (rules, budget) = (Rules::default(), Budget::default());
+        let ctx = Context { me: &me, config: &config, now, members: &members, rules, budget: &budget };
         let replicas: Vec<_> = shard.partitions(config.partitions).map(|id| Replica::new(id, ctx)).collect();
         let count = replicas.len();
         #[cfg(feature = "consensus")]
@@ -138,7 +144,9 @@ impl CacheNode {
             last_id: opened << 4,
             effects: VecDeque::new(),
             changed: false,
-            rules: Rules::default(),
+            rules,
+            budget,
+            max_message: usize::MAX,
             closed: false,
             draining: false,
             me,
@@ -146,6 +154,14 @@ impl CacheNode {
             shard,
             seed,
         }
+    }
+
+    /// The same with what it shares with the other shards of its cache on this node (what may be spent on filling
+    /// copies), and with how many bytes one message may have: operations and answers beyond that are refused.
+    #[must_use]
+    pub fn within(mut self, budget: Budget, max_message: usize) -> Self {
+        (self.budget, self.max_message) = (budget, max_message);
+        self
     }
 
     /// The same with a rule broken, to see whether it is noticed.
@@ -230,7 +246,7 @@ impl CacheNode {
     /// Whether this node's copy, which serves, may be read now.
     fn may_read(&self, replica: &Replica, now: Duration) -> bool {
         let (me, config, members, rules) = (&self.me, &*self.config, &self.members, self.rules);
-        let base = Context { me, config, now, members, rules };
+        let base = Context { me, config, now, members, rules, budget: &self.budget };
         #[cfg(feature = "consensus")]
         let given = Given { base, strong: self.strong.as_deref() };
         #[cfg(not(feature = "consensus"))]
@@ -466,7 +482,7 @@ impl CacheNode {
     ) -> Option<R> {
         let replica = self.replicas.get_mut(place)?;
         let (me, config, members, rules) = (&self.me, &*self.config, &self.members, self.rules);
-        let base = Context { me, config, now, members, rules };
+        let base = Context { me, config, now, members, rules, budget: &self.budget };
         #[cfg(feature = "consensus")]
         let given = Given { base, strong: self.strong.as_deref() };
         #[cfg(not(feature = "consensus"))]

@@ -9,6 +9,9 @@
 //!             │  └──── the peer is gone: a write is in doubt from here on
 //!             └─ deadline: Done
 //! ```
+//! A write whose primary stepped down before enough owners had it goes back to Waiting too, under a new number, if it
+//! may be made twice: whoever serves next is asked, and the caller hears of it only at its deadline.
+//!
 //! In doubt, a write is sent to the same life of the same peer again, which knows whether it has had it. To anybody else
 //! it is sent only if a second time does no harm (and never where the mode is strong).
 
@@ -60,6 +63,8 @@ pub(super) struct Pending {
     /// The highest epoch in which somebody was said to serve.
     pub(super) followed: Option<Epoch>,
     pub(super) doubt: Option<Doubt>,
+    /// Too few owners had confirmed it when its primary stepped down: it may or may not be in the next epoch.
+    pub(super) unconfirmed: Option<CacheError>,
     /// It may have been carried out twice: its counts are of the second time.
     pub(super) repeated: bool,
     /// Why it waits.
@@ -80,6 +85,7 @@ impl Pending {
             hint: None,
             followed: None,
             doubt: None,
+            unconfirmed: None,
             repeated: false,
             last: None,
             wake,

@@ -98,9 +98,12 @@ impl Quorum {
         let need = if self.hasty { 1 } else { owners.len() / 2 + 1 };
         let heard: Vec<(&Peer, &Copy)> =
             owners.iter().filter_map(|owner| Some((owner, self.heard.get(owner)?))).collect();
-        // a pattern that fits no record of the table is refused by each copy alike
+        // a pattern that fits no record of the table is refused by each copy alike, and what no message carries is too
+        // large from each
         let refused = heard.iter().find_map(|(_, copy)| match &copy.result {
-            Err(error @ (CacheError::Pattern(_) | CacheError::Term(_))) => Some(error.clone()),
+            Err(error @ (CacheError::Pattern(_) | CacheError::Term(_) | CacheError::TooLarge { .. })) => {
+                Some(error.clone())
+            }
             _ => None,
         });
         if let Some(error) = refused {

@@ -70,8 +70,17 @@ impl CacheNode {
     /// Says how it ended, if there is still a link to say it on.
     fn answer(&mut self, to: &Peer, request: u64, result: Result<Reply, CacheError>) {
         if self.peers.can_answer(to) {
-            let bytes = result.as_ref().map_or(0, |reply| reply.outcome.wire_len());
+            let (result, bytes) = self.fitting(result);
             self.send(to.clone(), lane_for(bytes), CacheMessage::Answer { request, result });
+        }
+    }
+
+    /// An answer that one message can carry, and about how many bytes it has; else that it is too large.
+    fn fitting(&self, result: Result<Reply, CacheError>) -> (Result<Reply, CacheError>, usize) {
+        let bytes = result.as_ref().map_or(0, |reply| reply.outcome.wire_len());
+        match self.check_size("the answer in bytes", bytes) {
+            Ok(()) => (result, bytes),
+            Err(error) => (Err(error), 0),
         }
     }
 
@@ -192,7 +201,7 @@ impl CacheNode {
         let Some(copy) = self.own_copy(partition, read, at_least) else { return };
         if self.peers.can_answer(to) {
             let Copy { epoch, owners, covers, result } = copy;
-            let bytes = result.as_ref().map_or(0, |reply| reply.outcome.wire_len());
+            let (result, bytes) = self.fitting(result);
             let message = CacheMessage::Copy { request, epoch, owners, covers, result };
             self.send(to.clone(), lane_for(bytes), message);
         }

@@ -64,12 +64,24 @@ impl CacheNode {
     /// Whether nothing is left to hand over after [`CacheNode::drain`]. A node that holds records and has nobody to take
     /// them is not drained: how long it waits for somebody is for the caller to say.
     pub fn is_drained(&self) -> bool {
-        let stays = |peer: &Peer| !self.members.draining.contains(peer) && *peer != self.me;
-        let taker = self.members.live.iter().any(stays);
+        let taker = self.has_taker();
         let done = |replica: &Replica| {
             replica.state() == OwnerState::Absent || (!taker && replica.store().is_empty())
         };
         self.closed || (self.draining && self.replicas.iter().all(done))
+    }
+
+    /// Whether it drains, holds records, and knows that nobody will take them: everybody in the view has said whether it
+    /// takes part, and none that does stays.
+    pub fn has_no_taker(&self) -> bool {
+        let keeps = |replica: &Replica| replica.state() != OwnerState::Absent && !replica.store().is_empty();
+        let nobody = self.draining && self.members.complete && !self.has_taker();
+        !self.closed && nobody && self.replicas.iter().any(keeps)
+    }
+
+    fn has_taker(&self) -> bool {
+        let stays = |peer: &Peer| !self.members.draining.contains(peer) && *peer != self.me;
+        self.members.live.iter().any(stays)
     }
 
     /// How many operations of this node have not ended, and how many of others.

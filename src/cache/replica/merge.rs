@@ -16,18 +16,23 @@
 //!   is the other way round, the other side's copy replaces this one: its node is asked to take over.
 //! * While copies are merged, nothing is forgotten here.
 
+use std::collections::BTreeSet;
+
 use super::effect::Coverage;
 use super::history::contains;
 use super::message::ReplicaMessage;
 use super::primary::Waiter;
 use super::{CacheEvent, Context, Mutation, Replica, Role};
-use crate::cache::store::{Cursor, Entry, MergePlan, SnapshotHeader, Write};
+use crate::cache::store::{Cursor, Entry, Loser, MergePlan, SnapshotHeader, Write};
+use crate::cache::term::{Record, Term};
 use crate::cache::version::{Epoch, Lineage, Version};
 use crate::transport::Lane;
 use crate::types::Peer;
 
 /// How many pieces without anything to offer are passed over at once.
 const PASSED_OVER: usize = 64;
+/// How many losers are remembered as reported; one beyond them may be reported once more.
+const REPORTED: usize = 1 << 16;
 
 /// A copy that is being merged, at the primary.
 #[derive(Debug)]
@@ -55,6 +60,14 @@ pub(super) struct Offer {
     cursor: Option<Cursor>,
     number: u64,
     last: bool,
+}
+
+/// Whether this loser has not been reported yet: each copy of the side that lost offers all of it.
+fn first_time(reported: &mut BTreeSet<(Version, u64)>, loser: &Loser) -> bool {
+    let key = loser.key.as_ref().map_or(0, Term::stable_hash);
+    let record = loser.record.as_ref().map_or(1, Record::stable_hash);
+    let write = (loser.version.clone(), key.rotate_left(1) ^ record);
+    if reported.len() >= REPORTED { !reported.contains(&write) } else { reported.insert(write) }
 }
 
 /// A piece as it arrives.
@@ -118,7 +131,9 @@ impl Replica {
         }
         let Ok((write, losers)) = self.store.plan_merge(plan, &offered.entries) else { return };
         merging.pending = Some((offered.number, offered.last));
-        for loser in losers {
+        let reported = &mut leading.reported;
+        let news = losers.into_iter().filter(|loser| first_time(reported, loser)).collect::<Vec<_>>();
+        for loser in news {
             self.tell(CacheEvent::Conflict { partition: self.id, loser });
         }
         let news = !matches!(&write, Write::Merge(entries) if entries.is_empty());

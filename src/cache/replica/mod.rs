@@ -26,6 +26,7 @@ use super::version::{Epoch, Version};
 use crate::transport::Lane;
 use crate::types::Peer;
 
+mod budget;
 mod change;
 mod effect;
 mod follower;
@@ -41,6 +42,7 @@ mod takeover;
 #[cfg(test)]
 mod tests;
 
+pub use budget::Budget;
 pub use effect::{CacheEvent, OwnerState};
 pub(crate) use effect::{Coverage, ReplicaEffect};
 use follower::Following;
@@ -85,6 +87,8 @@ pub(crate) struct Context<'a> {
     pub(crate) members: &'a Members,
     /// The rules in force.
     pub(crate) rules: Rules,
+    /// What may be spent on filling copies.
+    pub(crate) budget: &'a Budget,
 }
 
 /// The newest config that a node knows.
@@ -205,6 +209,7 @@ impl Replica {
     }
 
     /// Whether all wanted owners are active, as far as this node is the primary and knows.
+    #[cfg(test)]
     pub(crate) fn is_settled(&self) -> bool {
         match &self.role {
             Role::Leading(leading) => leading.settled,

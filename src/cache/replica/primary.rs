@@ -18,7 +18,7 @@ use super::history::{majority, quorum, with_epoch};
 use super::log::write_len;
 use super::merge::Merging;
 use super::message::{Config, ReplicaMessage};
-use super::stream::{Bucket, Stream};
+use super::stream::Stream;
 use super::takeover::BACK_OFF;
 use super::{CacheEvent, Context, Mutation, Replica, ReplicaEffect, Role, Rules};
 use crate::cache::config::WriteMode;
@@ -131,7 +131,8 @@ pub(super) struct Leading {
     pub(super) handing: Option<Handing>,
     pub(super) next_hand_over: Duration,
     pub(super) merges: BTreeMap<Peer, Merging>,
-    pub(super) bucket: Bucket,
+    /// The writes that were reported as losers: a second copy of their side offers them again.
+    pub(super) reported: BTreeSet<(Version, u64)>,
     pub(super) accept_loss: bool,
     /// Somebody has promised an epoch that this one has no authority over; the next one will have.
     pub(super) renew: bool,
@@ -155,7 +156,7 @@ impl Leading {
             handing: None,
             next_hand_over: Duration::ZERO,
             merges: BTreeMap::new(),
-            bucket: Bucket::default(),
+            reported: BTreeSet::new(),
             accept_loss: false,
             renew: false,
             purge_at: None,

@@ -7,6 +7,7 @@
 //!
 //! The copy that was there before stays until the new one is whole.
 
+use super::budget::Slot;
 use super::log::{Log, entry_len};
 use super::message::ReplicaMessage;
 use super::{Context, Mutation, Replica, Role};
@@ -23,13 +24,15 @@ pub(super) struct Sending {
     begun: bool,
     cursor: Option<Cursor>,
     in_flight: Option<u64>,
+    /// When the next piece may go.
+    slot: Option<Slot>,
     /// The last piece is on its way.
     finished: bool,
 }
 
 impl Sending {
     pub(super) fn new(began: Epoch) -> Self {
-        Self { began, begun: false, cursor: None, in_flight: None, finished: false }
+        Self { began, begun: false, cursor: None, in_flight: None, slot: None, finished: false }
     }
 }
 
@@ -66,11 +69,18 @@ impl Replica {
         }
         let mut wait = None;
         if sending.in_flight.is_none() && !sending.finished {
-            wait = leading.bucket.wait(ctx.now);
-            if wait.is_none() {
+            let rate = ctx.config.transfer_rate;
+            let slot = sending.slot.take().unwrap_or_else(|| {
+                let left = usize::try_from(self.store.bytes()).unwrap_or(usize::MAX);
+                ctx.budget.reserve(ctx.now, left.min(ctx.config.chunk_bytes), rate)
+            });
+            if slot.at > ctx.now {
+                wait = Some(slot.at);
+                sending.slot = Some(slot);
+            } else {
                 let chunk = self.store.chunk(sending.cursor.as_ref(), ctx.config.chunk_bytes);
                 let bytes = chunk.entries.iter().map(entry_len).sum();
-                leading.bucket.take(ctx.now, bytes, ctx.config.transfer_rate);
+                slot.spend(bytes, rate);
                 let mut entries = chunk.entries;
                 if ctx.rules.breaks(Mutation::PutsOnly) {
                     entries.retain(|entry| matches!(entry, Entry::Put { .. }));

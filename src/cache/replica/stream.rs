@@ -11,7 +11,6 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::history::is_prefix;
 use super::log::Log;
@@ -26,8 +25,9 @@ use crate::types::Peer;
 
 /// How many bytes of writes may be unacknowledged.
 const WINDOW: usize = 1 << 20;
-/// What may be sent ahead of the transfer rate.
-const BURST: Duration = Duration::from_millis(100);
+/// A copy that is begun anew and larger than this is filled by a snapshot, within the transfer rate, though the log may
+/// have all of it.
+const SMALL_COPY: u64 = 64 << 10;
 
 /// How far a stream is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,26 +141,6 @@ pub(super) struct Place {
     pub(super) follows: bool,
 }
 
-/// Keeps transfers to the rate that the options allow.
-#[derive(Debug, Default)]
-pub(super) struct Bucket {
-    free_at: Duration,
-}
-
-impl Bucket {
-    /// When something may be sent, if not now.
-    pub(super) fn wait(&self, now: Duration) -> Option<Duration> {
-        let at = self.free_at.saturating_sub(BURST);
-        (at > now).then_some(at)
-    }
-
-    pub(super) fn take(&mut self, now: Duration, bytes: usize, rate: u64) {
-        let nanos = (bytes as u128 * 1_000_000_000) / u128::from(rate.max(1));
-        let time = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
-        self.free_at = self.free_at.max(now).saturating_add(time);
-    }
-}
-
 impl Replica {
     /// Opens a stream to everybody who needs one, and closes the others.
     pub(super) fn keep_streams(&mut self, ctx: Context<'_>) {
@@ -227,7 +207,8 @@ impl Replica {
                     let applied = header.applied.filter(|_| whole);
                     stream.phase = Phase::Open;
                     stream.acked = applied.clone();
-                    stream.place(applied, &self.log, &history, self.store.applied());
+                    let by_log = applied.is_some() || self.store.bytes() <= SMALL_COPY;
+                    stream.place(applied, by_log, &self.log, &history, self.store.applied());
                 }
             }
             None if diverged => {
@@ -345,12 +326,20 @@ impl Replica {
 
 impl Stream {
     /// From where to go on: the log, or a snapshot.
-    fn place(&mut self, at: Option<Version>, log: &Log, history: &Lineage, end: Option<&Version>) {
+    fn place(
+        &mut self,
+        at: Option<Version>,
+        by_log: bool,
+        log: &Log,
+        history: &Lineage,
+        end: Option<&Version>,
+    ) {
         // the receiver opens epochs as the history says, and the history is bounded
         let known = |epoch: &Epoch| history.entries().iter().any(|(of, _)| of == epoch);
-        let from_log = log
-            .after(at.as_ref())
-            .is_some_and(|mut after| after.next().is_none_or(|first| known(&first.version.epoch)));
+        let from_log = by_log
+            && log
+                .after(at.as_ref())
+                .is_some_and(|mut after| after.next().is_none_or(|first| known(&first.version.epoch)));
         if from_log {
             self.greet = !self.whole;
             self.next = at;

@@ -50,6 +50,7 @@ struct Net {
     /// What was asked: the key, and whether it was put or deleted.
     asked: BTreeMap<u64, (i64, bool)>,
     answers: BTreeMap<u64, Result<Reply, CacheError>>,
+    budget: Budget,
     losers: Vec<Loser>,
     discarded: usize,
     stalled: usize,
@@ -76,6 +77,7 @@ impl Net {
             draining: BTreeSet::new(),
             asked: BTreeMap::new(),
             answers: BTreeMap::new(),
+            budget: Budget::default(),
             losers: Vec::new(),
             discarded: 0,
             stalled: 0,
@@ -89,8 +91,8 @@ impl Net {
 
     fn start(&mut self, me: Peer) {
         let members = Members { live: BTreeSet::from([me.clone()]), ..Members::default() };
-        let ctx =
-            Context { me: &me, config: &self.config, now: self.now, members: &members, rules: self.rules };
+        let (config, now, rules, budget) = (&self.config, self.now, self.rules, &self.budget);
+        let ctx = Context { me: &me, config, now, members: &members, rules, budget };
         let replica = Replica::new(PartitionId::new(7), ctx);
         let node = Node { replica, members, wanted: Vec::new(), served: None };
         self.nodes.insert(me, node);
@@ -102,8 +104,8 @@ impl Net {
 
     fn with<T>(&mut self, me: &Peer, act: impl FnOnce(&mut Replica, Context<'_>) -> T) -> Option<T> {
         let node = self.nodes.get_mut(me)?;
-        let ctx =
-            Context { me, config: &self.config, now: self.now, members: &node.members, rules: self.rules };
+        let (config, now, rules, budget) = (&self.config, self.now, self.rules, &self.budget);
+        let ctx = Context { me, config, now, members: &node.members, rules, budget };
         let result = act(&mut node.replica, ctx);
         self.collect(me);
         Some(result)

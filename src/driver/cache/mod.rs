@@ -22,6 +22,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::{Driver, random_seed};
 use crate::cache::{CacheConfig, CacheError};
+use crate::config::at_most;
 use crate::transport::Lane;
 use crate::transport::wire::{CacheHead, WireError};
 use crate::types::Peer;
@@ -49,8 +50,24 @@ struct Life {
     stopped: bool,
 }
 
+/// How many bytes of a batch go to one partition at a time.
+pub(crate) const BATCH_BYTES: usize = 512 << 10;
 /// How many caches may be opened in one life of a scope.
 const MAX_CACHES: usize = 1024;
+
+/// How many bytes one message of a cache may have with this transport, if it can carry all that the options allow.
+fn largest_message(config: &CacheConfig, max_frame: usize) -> Result<usize, CacheError> {
+    let frame = ("max_frame of the transport", max_frame);
+    let room = max_frame.saturating_sub(outbound::FRAME_REST);
+    let why = "a frame has to carry it, with 256 KiB of others that travel with it";
+    at_most(("max_record_len + 256 KiB", config.max_record_len + outbound::FRAME_REST), frame, why)?;
+    // names of nodes may be longer than the data
+    let chunks = config.chunk_bytes.saturating_mul(2);
+    at_most(("2 * chunk_bytes + 256 KiB", chunks + outbound::FRAME_REST), frame, why)?;
+    let pieces = ("the least that a cache needs", BATCH_BYTES + outbound::FRAME_REST);
+    at_most(pieces, frame, "batches travel in pieces of 512 KiB")?;
+    Ok(room)
+}
 
 impl Caches {
     fn all(&self) -> Vec<Arc<Hosted>> {
@@ -88,7 +105,9 @@ impl Driver {
         if opened >= MAX_CACHES {
             return Err(CacheError::Busy);
         }
-        let hosted = Arc::new(Hosted::new(Arc::new(config), self.node.me(), random_seed(), self.now()));
+        let max_message = largest_message(&config, self.transport.max_frame())?;
+        let config = Arc::new(config);
+        let hosted = Arc::new(Hosted::new(config, max_message, self.node.me(), random_seed(), self.now()));
         let first_words = hosted.open(self, &life.up);
         self.caches.open.write().insert(hosted.config.name.clone(), hosted.clone());
         drop(life);
@@ -127,10 +146,13 @@ impl Driver {
         }
     }
 
-    /// The caches that have not handed over everything.
-    pub(crate) fn caches_to_drain(&self) -> Vec<String> {
-        let caches = self.caches.all();
-        caches.iter().filter(|hosted| !hosted.is_drained()).map(|hosted| hosted.config.name.clone()).collect()
+    /// The caches that have not handed over everything, and those of them that nobody will take over.
+    pub(crate) fn caches_to_drain(&self) -> (Vec<String>, Vec<String>) {
+        let mut caches = self.caches.all();
+        caches.retain(|hosted| !hosted.is_drained());
+        let name = |hosted: &Arc<Hosted>| hosted.config.name.clone();
+        let alone = caches.iter().filter(|hosted| hosted.has_no_taker());
+        (caches.iter().map(name).collect(), alone.map(name).collect())
     }
 }
 

@@ -18,6 +18,8 @@ use crate::types::Peer;
 
 /// No further message goes into a frame that has so many bytes.
 const FRAME_BYTES: usize = 128 << 10;
+/// What a frame may have besides its largest message: those before it, and what names and numbers take.
+pub(super) const FRAME_REST: usize = 2 * FRAME_BYTES;
 /// What precedes the messages of a shard in a body: its number in one byte, their length in four.
 const PREFIX: usize = 5;
 

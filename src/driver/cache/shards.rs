@@ -12,7 +12,7 @@ use super::events::CacheHub;
 use super::outbound::{Item, Outbound};
 use super::stats::Stats;
 use crate::cache::node::{CacheEffect, CacheMessage, CacheNode, Shard};
-use crate::cache::replica::CacheEvent;
+use crate::cache::replica::{Budget, CacheEvent};
 use crate::cache::{CacheConfig, CacheError, Operation, Options, PartitionId, ReadOp, Reply};
 use crate::driver::Driver;
 use crate::types::Peer;
@@ -170,11 +170,19 @@ impl After {
 
 // Steps.
 impl Hosted {
-    pub(super) fn new(config: Arc<CacheConfig>, me: &Peer, seed: u64, now: Duration) -> Self {
+    pub(super) fn new(
+        config: Arc<CacheConfig>,
+        max_message: usize,
+        me: &Peer,
+        seed: u64,
+        now: Duration,
+    ) -> Self {
+        let budget = Budget::default();
         let cell = |index: u8| {
             let shard = Shard { index: index.into(), of: SHARDS.into() };
             let seed = seed.wrapping_add(u64::from(index));
             let node = CacheNode::new(me.clone(), config.clone(), shard, seed, now);
+            let node = node.within(budget.clone(), max_message);
             let state = ShardState { node, links: BTreeMap::new(), waiting: HashMap::new(), closed: false };
             ShardCell { state: Mutex::new(state), due: AtomicU64::new(NEVER) }
         };
@@ -462,6 +470,11 @@ impl Hosted {
     /// Whether nothing is to be handed over any more.
     pub(crate) fn is_drained(&self) -> bool {
         self.is_closed() || self.shards.iter().all(|cell| cell.state.lock().node.is_drained())
+    }
+
+    /// Whether it drains and keeps records that nobody will take: no other node that takes part stays.
+    pub(crate) fn has_no_taker(&self) -> bool {
+        !self.is_closed() && self.shards.iter().any(|cell| cell.state.lock().node.has_no_taker())
     }
 
     pub(crate) fn pending(&self) -> usize {

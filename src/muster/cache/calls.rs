@@ -185,10 +185,13 @@ pub(super) fn sort_out(said: Vec<Said>) -> Result<(Vec<Reply>, Vec<PartitionId>)
             Err(CacheError::Pattern(PatternError::Arity { given, held })) => {
                 arity.get_or_insert((given, Vec::new())).1.extend(held);
             }
-            // nothing has been begun anywhere
-            Err(error @ (CacheError::Stopped | CacheError::Config(_) | CacheError::Pattern(_))) => {
-                return Err(error);
-            }
+            // nothing has been begun anywhere, or it was a read
+            Err(
+                error @ (CacheError::Stopped
+                | CacheError::Config(_)
+                | CacheError::Pattern(_)
+                | CacheError::TooLarge { .. }),
+            ) => return Err(error),
             Err(_) => missing.push(partition),
         }
     }

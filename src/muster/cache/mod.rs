@@ -106,7 +106,7 @@ impl Muster {
     /// [`Cache::until_ready`] before you take another node away.
     ///
     /// # Errors
-    /// [`CacheError::Config`] for an option that is not allowed; [`CacheError::AlreadyOpen`] with other options;
+    /// [`CacheError::Config`] for an option that is not allowed, or that the scope's transport cannot carry; [`CacheError::AlreadyOpen`] with other options;
     /// [`CacheError::Closed`] if it was closed in this life of the scope; [`CacheError::Busy`] beyond 1024 caches;
     /// [`CacheError::Draining`], [`CacheError::Stopped`].
     ///
@@ -268,7 +268,7 @@ impl Cache {
     /// does it for all caches. Cancel-safe: it goes on whether or not it is waited for.
     ///
     /// # Errors
-    /// [`DrainTimeout`] if that takes longer than `timeout`.
+    /// [`DrainTimeout`] if that takes longer than `timeout`, or at once if no other node stays that has it open.
     pub async fn drain(&self, timeout: Duration) -> Result<(), DrainTimeout> {
         self.hosted.drain(&self.driver);
         let deadline = Instant::now() + timeout.min(FOREVER);
@@ -279,8 +279,11 @@ impl Cache {
             if self.hosted.is_drained() || self.driver.is_stopped() {
                 return Ok(());
             }
-            if timeout_at(deadline, pulse).await.is_err() {
-                return Err(DrainTimeout::new(Vec::new()).with_caches(vec![self.name().to_owned()]));
+            let alone = self.hosted.has_no_taker();
+            if alone || timeout_at(deadline, pulse).await.is_err() {
+                let name = vec![self.name().to_owned()];
+                let timeout = DrainTimeout::new(Vec::new()).with_caches(name.clone());
+                return Err(if alone { timeout.with_nobody_for(name) } else { timeout });
             }
         }
     }
@@ -288,7 +291,8 @@ impl Cache {
     /// Closes the cache on this node: it serves nothing any more, the others take its partitions over as if it had
     /// died, and operations here end with [`CacheError::Stopped`] (writes that were under way with
     /// [`CacheError::Interrupted`]). To lose no write that only this node has, [`Cache::drain`] first. A cache of
-    /// this name can be opened here again when the scope has been started anew.
+    /// this name can be opened here again when the scope has been started anew: until then the others would take a new
+    /// copy, which has forgotten what it promised, for the old one.
     pub fn close(&self) {
         self.driver.close_cache(&self.hosted);
     }

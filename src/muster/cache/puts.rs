@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Cache;
 use crate::cache::{CacheError, Operation, Outcome, PartitionId, Record, WriteOp};
-
-/// How many bytes of a batch go to one partition at a time.
-const PIECE_BYTES: usize = 512 << 10;
+use crate::driver::cache::BATCH_BYTES;
 
 impl Cache {
     /// Puts one record: in a set it replaces the record of its key, in a bag it joins the others.
@@ -116,7 +114,7 @@ fn in_pieces(records: Vec<Record>) -> std::vec::IntoIter<Vec<Record>> {
     let (mut pieces, mut piece, mut bytes) = (Vec::new(), Vec::new(), 0);
     for record in records {
         let length = record.encoded_len();
-        if bytes + length > PIECE_BYTES && !piece.is_empty() {
+        if bytes + length > BATCH_BYTES && !piece.is_empty() {
             pieces.push(std::mem::take(&mut piece));
             bytes = 0;
         }
