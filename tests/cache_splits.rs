@@ -334,7 +334,8 @@ async fn with_two_copies_each_side_goes_on_and_one_of_two_writes_wins() {
     heal(&network, &nodes, &all).await;
     assert_copies_agree(&all).await;
     eventually("each loser is told", || losers.lock().unwrap().len() == 30).await;
-    for loser in losers.lock().unwrap().iter() {
+    let told = losers.lock().unwrap().clone();
+    for loser in &told {
         let key = loser.key.clone().unwrap();
         let kept = all[0].get_key(key.clone()).await.unwrap();
         assert_ne!(kept.first(), loser.record.as_ref(), "{key:?} was kept and is told as lost");

@@ -122,7 +122,8 @@ impl Replica {
         let Some(until) = leading.handing.as_ref().map(|handing| handing.until) else { return };
         let has_all = leading.streams.get(to).is_some_and(|stream| stream.has_all(end));
         let hasty = ctx.rules.breaks(Mutation::HandOverUnflushed);
-        if !(has_all && leading.waiting.is_empty()) && !hasty {
+        let flushed = has_all && leading.waiting.is_empty();
+        if !flushed && !hasty {
             return self.wake_at(until);
         }
         let to = to.clone();

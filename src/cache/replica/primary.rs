@@ -307,7 +307,8 @@ impl Replica {
         let old = before.iter().all(|set| set.iter().filter(follows).count() >= quorum(set.len()));
         let base = seq_of(leading.config.base.as_ref());
         let new = leading.count(base, ctx.me, end) >= majority(leading.config.owners.len());
-        if !(old && new) && !ctx.rules.breaks(Mutation::ServeBeforeEffective) {
+        let in_force = old && new;
+        if !in_force && !ctx.rules.breaks(Mutation::ServeBeforeEffective) {
             // owners have died meanwhile: it has to be asked again who is left
             let live = |set: &Vec<Peer>| set.iter().filter(|peer| ctx.members.live.contains(*peer)).count();
             let hopeless = live(&leading.config.owners) < majority(leading.config.owners.len())

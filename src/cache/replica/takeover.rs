@@ -306,7 +306,8 @@ impl Replica {
             None => ctx.rules.breaks(Mutation::BirthUnasked),
             Some(_) => ctx.rules.breaks(Mutation::QuorumCountsSilence),
         };
-        if !(all && ctx.members.complete) && !hasty {
+        let everybody = all && ctx.members.complete;
+        if !everybody && !hasty {
             return;
         }
         match self.known.clone() {

@@ -156,6 +156,9 @@ impl Tally {
 /// One opening of a cache on one node: place, life, how often it was opened in it.
 pub(super) type Opening = (usize, u64, u32);
 
+/// Each epoch with the last write before it.
+type History = Vec<(Epoch, Option<Version>)>;
+
 /// The checker.
 #[derive(Clone, Debug)]
 pub(super) struct Oracle {
@@ -175,7 +178,7 @@ pub(super) struct Oracle {
     /// Partitions of which a copy was discarded, with a report.
     discarded: BTreeSet<u32>,
     /// The history of each epoch of each partition, as copies told it.
-    histories: BTreeMap<(u32, Epoch), Vec<(Epoch, Option<Version>)>>,
+    histories: BTreeMap<(u32, Epoch), History>,
     /// Who served in an epoch.
     serving: BTreeMap<(u32, Epoch), Opening>,
     /// By partition, version and key: with which writes of other histories this statement came into them.
