@@ -503,6 +503,7 @@ async fn copies_are_filled_at_the_rate_of_the_node_and_not_of_each_partition() {
     let start = tokio::time::Instant::now();
     all.push(open(&nodes[2], &slow).await);
     settled(&nodes, &all).await;
+    eventually("everything is where it belongs", || partitions(&all[0]).all(|p| p.owners == p.wanted)).await;
     let taken: u64 = partitions(&all[2]).map(|status| status.bytes).sum();
     // from both of the others, each at its rate, with a tenth of a second ahead
     let least = Duration::from_secs_f64(taken as f64 / f64::from(2 * (64 << 10))) / 2;
