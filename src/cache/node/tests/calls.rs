@@ -50,7 +50,7 @@ fn a_forwarded_operation_is_carried_out_by_the_primary_or_by_nobody() {
         let primary = Some(peer("b"));
         assert_eq!(wrong, Some(Err(CacheError::WrongOwner { partition, primary, epoch: epoch.clone() })));
         // b is not primary in the epoch that the caller knows
-        let later = Epoch::new(99, peer("b"));
+        let later = Epoch::new(epoch.as_ref().unwrap().counter + 99, peer("b"));
         let wrong = answer(&mut net, "b", message(operation.clone(), Some(later)));
         assert!(matches!(wrong, Some(Err(CacheError::WrongOwner { .. }))), "{wrong:?}");
         net.run();
