@@ -49,6 +49,9 @@ fn every_broken_rule_of_the_cache_is_caught() {
             }
         }
     }
+    for mutation in Mutation::STEP_BY_STEP {
+        println!("cache {:26} step by step, in the tests of the replica", format!("{mutation:?}"));
+    }
     std::panic::set_hook(hook);
     println!("{} of {} caught, of the cache's", all.len() - survivors.len(), all.len());
     assert!(survivors.is_empty(), "{survivors:?} survived: a hole in the checks");

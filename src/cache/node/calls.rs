@@ -136,7 +136,7 @@ impl CacheNode {
         self.memories.clear();
         for id in self.pending.ids() {
             let unknown = self.pending.get(id).is_some_and(|pending| {
-                let begun = pending.doubt.is_some() || pending.unconfirmed.is_some();
+                let begun = pending.is_in_doubt() || pending.unconfirmed.is_some();
                 pending.is_write() && (begun || !matches!(pending.state, State::Waiting))
             });
             let error = if unknown { CacheError::Interrupted } else { CacheError::Stopped };
@@ -161,6 +161,11 @@ impl CacheNode {
 }
 
 impl Pending {
+    /// Whether somebody may have carried it out.
+    fn is_in_doubt(&self) -> bool {
+        self.doubt.is_some() || self.unsure
+    }
+
     /// What to say when the deadline is over.
     fn overdue(&self) -> CacheError {
         let sent = match &self.state {
@@ -170,7 +175,7 @@ impl Pending {
         if let Some(unconfirmed) = &self.unconfirmed {
             return unconfirmed.clone();
         }
-        if self.is_write() && (sent || self.doubt.is_some()) {
+        if self.is_write() && (sent || self.is_in_doubt()) {
             return CacheError::Timeout { applied: Applied::Unknown };
         }
         if let State::Quorum(quorum) = &self.state
@@ -315,7 +320,7 @@ impl CacheNode {
     pub(super) fn forward(&mut self, id: u64, to: Peer, life: u32, again: bool, now: Duration) {
         let Some(pending) = self.pending.get_mut(id) else { return };
         let hint = pending.hint.take();
-        pending.repeated |= pending.doubt.is_some() && !again;
+        pending.repeated |= pending.unsure || (pending.doubt.is_some() && !again);
         let partition = pending.partition;
         let operation = pending.operation.clone();
         let options = pending.forwarded(now, again);
@@ -374,7 +379,7 @@ impl CacheNode {
 
     fn write_here(&mut self, id: u64, place: usize, now: Duration) {
         let Some(pending) = self.pending.get_mut(id) else { return };
-        pending.repeated |= pending.doubt.is_some();
+        pending.repeated |= pending.is_in_doubt();
         let Operation::Write(op) = pending.operation.clone() else { return };
         let (mode, deadline) = (pending.options.write_mode, pending.options.deadline);
         let begun = self.with(place, now, |replica, given| replica.write(id, &op, mode, deadline, given));
@@ -437,7 +442,7 @@ impl CacheNode {
             Err(error) if pending.unconfirmed.is_some() && error.applied() == Applied::No => {
                 Err(pending.unconfirmed.clone().unwrap_or(error))
             }
-            Err(error) if pending.doubt.is_some() && error.applied() == Applied::No => {
+            Err(error) if pending.is_in_doubt() && error.applied() == Applied::No => {
                 let node = pending.doubt.as_ref().map_or(&self.me, |doubt| &doubt.peer).node.clone();
                 Err(CacheError::Unreachable { partition: pending.partition, node, applied: Applied::Unknown })
             }
@@ -540,6 +545,8 @@ impl CacheNode {
                     let node = doubt.peer.node.clone();
                     let mut applied = Applied::No;
                     if pending.is_write() {
+                        let same = |before: &Doubt| (&before.peer, before.life) == (&doubt.peer, doubt.life);
+                        pending.unsure |= pending.doubt.as_ref().is_some_and(|before| !same(before));
                         pending.doubt = Some(doubt);
                         applied = Applied::Unknown;
                     }

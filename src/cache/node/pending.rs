@@ -65,6 +65,8 @@ pub(super) struct Pending {
     pub(super) doubt: Option<Doubt>,
     /// Too few owners had confirmed it when its primary stepped down: it may or may not be in the next epoch.
     pub(super) unconfirmed: Option<CacheError>,
+    /// Somebody else may have had it as well, before: nobody can take that doubt away any more.
+    pub(super) unsure: bool,
     /// It may have been carried out twice: its counts are of the second time.
     pub(super) repeated: bool,
     /// Why it waits.
@@ -86,6 +88,7 @@ impl Pending {
             followed: None,
             doubt: None,
             unconfirmed: None,
+            unsure: false,
             repeated: false,
             last: None,
             wake,

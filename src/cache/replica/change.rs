@@ -3,8 +3,9 @@
 //! * **Nobody is dropped for somebody empty.** Who is wanted by the ring and keeps nothing is a *learner*: it gets the
 //!   snapshot and the stream, counts for nothing, and becomes an owner when it has everything but for what is on its
 //!   way. Live owners that the ring no longer wants go only when all wanted ones are owners.
-//! * **The dead are dropped at once**, if a quorum of the owners is left to agree. Else the primary cannot know that it
-//!   is not the smaller side of a split; it says so ([`CacheEvent::Stalled`](super::CacheEvent::Stalled)) and goes on as it is.
+//! * **The dead are dropped at once**, if a quorum of the owners is left to agree, those included that have come back in
+//!   a later life: they are dead for certain. Else the primary cannot know that it is not the smaller side of a split; it
+//!   says so ([`CacheEvent::Stalled`](super::CacheEvent::Stalled)) and goes on as it is.
 //! * **Handing over**: nothing new is accepted, the next primary gets all that there is, every write that waits is
 //!   answered; only then it is told to begin. From that message on this node is a mere owner, whether it arrives or not:
 //!   if nothing comes of it, this node takes over again, by asking like everybody else.
@@ -30,10 +31,7 @@ const HAND_OVER_PAUSE: Duration = Duration::from_secs(2);
 const SUCCESSOR_TIME: Duration = Duration::from_secs(2);
 /// How many deletes are forgotten in one step.
 const FORGOTTEN: usize = 4096;
-/// How many more rounds the owners are told what they may forget when the primary has forgotten all: theirs may be
-/// younger by as long as a delete is remembered, and a round is a quarter of that.
-pub(super) const ROUNDS: u32 = 6;
-/// How often a primary looks what may be forgotten.
+/// How often it is looked what may be forgotten.
 const LOOK: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 
 impl Replica {
@@ -72,11 +70,15 @@ impl Replica {
             self.stalled = None;
             return false;
         }
-        // those that can agree now
+        // those that can agree now, or have nothing to say any more
+        let dead = |peer: &&Peer| ctx.members.has_died(peer);
         let agree = |peer: &&Peer| *peer == ctx.me || stream(peer).is_some_and(|stream| stream.adopted);
-        let (got, need) = (owners.iter().filter(live).filter(agree).count(), quorum(owners.len()));
+        let (got, need) = (
+            owners.iter().filter(|peer| dead(peer) || (live(peer) && agree(peer))).count(),
+            quorum(owners.len()),
+        );
         if got < need && !leading.accept_loss {
-            let living = owners.iter().filter(live).count();
+            let living = owners.iter().filter(|peer| dead(peer) || live(peer)).count();
             if living < need {
                 self.stall(living, need);
             }
@@ -140,35 +142,50 @@ impl Replica {
 
     // ---- forgetting
 
-    /// When to look next what may be forgotten.
+    /// When to look next what may be forgotten: as long as there are deletes, or an owner has not been told.
     pub(super) fn plan_purge(&mut self, ctx: Context<'_>) {
-        let tombstones = self.store.tombstones();
-        let Role::Leading(leading) = &mut self.role else { return };
-        if tombstones > 0 {
-            leading.purge_rounds = ROUNDS;
-        }
-        if leading.purge_rounds == 0 {
-            return;
-        }
-        let after = (ctx.config.tombstone_ttl / 4).clamp(LOOK.0, LOOK.1);
-        let at = *leading.purge_at.get_or_insert_with(|| ctx.now.saturating_add(after));
+        let all_have = self.all_have(ctx);
+        let tombstones = self.store.tombstones() > 0;
+        let now = ctx.now.saturating_add((ctx.config.tombstone_ttl / 4).clamp(LOOK.0, LOOK.1));
+        let purge_at = match &mut self.role {
+            Role::Leading(leading) => {
+                let untold = all_have.is_some() && leading.streams.values().any(|s| s.is_untold(&all_have));
+                (tombstones || untold).then_some(&mut leading.purge_at)
+            }
+            Role::Following(following) => {
+                (tombstones && following.all_have.is_some()).then_some(&mut following.purge_at)
+            }
+            Role::Idle => None,
+        };
+        let Some(purge_at) = purge_at else { return };
+        let at = *purge_at.get_or_insert(now);
         self.wake_at(at);
     }
 
-    /// Forgets what all owners have and is old enough, and lets the owners do the same.
+    /// Forgets what all owners have and is old enough. The primary tells the owners up to where that is, and they do
+    /// the same by their own clocks.
     pub(super) fn purge(&mut self, ctx: Context<'_>) {
-        let Role::Leading(leading) = &mut self.role else { return };
-        if leading.purge_at.is_none_or(|at| at > ctx.now) {
+        let purge_at = match &mut self.role {
+            Role::Leading(leading) => &mut leading.purge_at,
+            Role::Following(following) => &mut following.purge_at,
+            Role::Idle => return,
+        };
+        if purge_at.take_if(|at| *at <= ctx.now).is_none() {
             return;
         }
-        leading.purge_at = None;
-        leading.purge_rounds = leading.purge_rounds.saturating_sub(1);
-        let all_have = self.all_have(ctx);
-        let early = self.end().cloned().filter(|_| ctx.rules.breaks(Mutation::TombstoneDroppedEarly));
-        if let Some(all_have) = early.or(all_have) {
+        let all_have = match &self.role {
+            Role::Following(following) if following.incoming.is_none() => following.all_have.clone(),
+            Role::Following(_) | Role::Idle => None,
+            Role::Leading(_) => {
+                let all_have = self.all_have(ctx);
+                self.greet_owners(&all_have);
+                let early = ctx.rules.breaks(Mutation::TombstoneDroppedEarly);
+                self.end().cloned().filter(|_| early).or(all_have)
+            }
+        };
+        if let Some(all_have) = all_have {
             self.purge_through(&all_have, ctx);
         }
-        self.greet_owners();
     }
 
     pub(super) fn purge_through(&mut self, all_have: &Version, ctx: Context<'_>) {

@@ -8,6 +8,7 @@
 //!   offered first (see [`merge`](super::merge)), and lets it go when all wanted owners are active.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::effect::Coverage;
 use super::history::contains;
@@ -27,6 +28,9 @@ pub(super) struct Following {
     /// The epochs of the primary's copy.
     pub(super) lineage: Lineage,
     pub(super) incoming: Option<Incoming>,
+    /// All owners have all up to here, and when to look next what of it may be forgotten.
+    pub(super) all_have: Option<Version>,
+    pub(super) purge_at: Option<Duration>,
     /// The primary was told the position, and what does not fit is ignored until it goes on from there.
     pub(super) asked: bool,
 }
@@ -85,7 +89,8 @@ impl Replica {
                 self.acknowledge(from);
             }
             Role::Idle | Role::Following(_) | Role::Leading(_) => {
-                let following = Following { epoch, lineage, incoming: None, asked: true };
+                let following =
+                    Following { epoch, lineage, incoming: None, all_have: None, purge_at: None, asked: true };
                 self.role = Role::Following(Box::new(following));
                 self.tell_position(from);
             }
@@ -201,6 +206,9 @@ impl Replica {
                 None => return self.ask_again(from),
             }
         }
+        if all_have.is_some() {
+            following.all_have = all_have.clone();
+        }
         if let Some(all_have) = all_have.filter(|_| own) {
             self.purge_through(&all_have, ctx);
         }
@@ -279,7 +287,7 @@ impl Replica {
         self.seen = self.seen.max(epoch.counter);
         let others = config.owners.iter().filter(|owner| *owner != ctx.me).cloned();
         let owners = std::iter::once(ctx.me.clone()).chain(others).collect();
-        self.begin(epoch, ended.clone(), owners, vec![config.owners], ctx);
+        self.begin(epoch, ended.clone(), owners, vec![config.owners]);
     }
 }
 

@@ -225,4 +225,11 @@ pub enum ReplicaMessage {
         /// The epoch that begins; its primary is the receiver.
         epoch: Epoch,
     },
+    /// To the node that is to take over, which may not have heard of it: the newest config whose primary is gone.
+    Known {
+        /// The config.
+        config: Config,
+        /// Whether it is known to be in force.
+        effective: bool,
+    },
 }

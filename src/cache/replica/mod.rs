@@ -72,6 +72,11 @@ impl Members {
     fn reach(&self, peer: &Peer) -> bool {
         self.live.contains(peer) && self.up.contains(peer)
     }
+
+    /// Whether this node is known to be dead, and not only out of sight: it has come back in a later life.
+    fn has_died(&self, peer: &Peer) -> bool {
+        self.live.iter().any(|live| live.node == peer.node && live.incarnation > peer.incarnation)
+    }
 }
 
 /// What a replica needs to know at each input.
@@ -131,6 +136,10 @@ pub(crate) struct Replica {
     offer: Option<Box<Offer>>,
     /// To whom this node has just handed over, and until when it waits for that node to begin.
     handed: Option<(Peer, Duration)>,
+    /// Who was told of which config, because it is to take over.
+    reminded: Option<(Peer, Epoch)>,
+    /// A promise that goes beyond the primary that is followed, and until when it is given to come to something.
+    overdue: Option<(Epoch, Duration)>,
     /// The highest counter of an epoch that was heard of.
     seen: u64,
     /// When the next inquiry may begin.
@@ -160,6 +169,8 @@ impl Replica {
             nominated: None,
             offer: None,
             handed: None,
+            reminded: None,
+            overdue: None,
             // A cache that is closed and opened again is the same peer, and must not begin an epoch twice. And where
             // incarnations tell the time, what is born after the loss of all copies comes after what was lost.
             seen: ctx.me.incarnation.get().saturating_add(u64::try_from(ctx.now.as_micros()).unwrap_or(0)),
@@ -324,6 +335,7 @@ impl Replica {
                 self.on_offer(from, &epoch, merge::Offered { number, entries, last }, ctx);
             }
             M::OfferAck { epoch, number } => self.on_offer_ack(from, &epoch, number, ctx),
+            M::Known { config, effective } => self.hear(Some(config), effective, ctx),
             M::HandOver { from: ended, epoch } => self.on_hand_over(from, &ended, epoch, ctx),
         }
         self.settle(ctx);
@@ -412,6 +424,8 @@ impl Replica {
             Role::Leading(_) => self.lead(ctx),
             Role::Idle | Role::Following(_) => self.stand(ctx),
         }
+        self.mind_promise(ctx);
+        self.plan_purge(ctx);
         let state = self.find_state(ctx);
         if state != self.state {
             self.state = state;
@@ -469,6 +483,9 @@ impl Replica {
         if let Some((to, _)) = &self.handed {
             look(to);
         }
+        if let Some((of, _)) = &self.reminded {
+            look(of);
+        }
         gone.iter().for_each(|peer| self.forget_peer(peer, ctx));
     }
 
@@ -485,6 +502,9 @@ impl Replica {
         }
         if self.offer.as_ref().is_some_and(|offer| offer.to == *peer) {
             self.offer = None;
+        }
+        if self.reminded.as_ref().is_some_and(|(of, _)| of == peer) {
+            self.reminded = None;
         }
     }
 

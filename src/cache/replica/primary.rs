@@ -1,7 +1,7 @@
 //! The primary of an epoch: it orders the writes, counts who has them, and answers.
 //!
-//! * **Serving** begins when the config is *in force*: a quorum of every set of owners before it follows it (so no
-//!   older primary can reach a majority there any more), and a majority of its owners holds everything up to its base
+//! * **Serving** begins when the config is *in force*: a quorum of every set of owners before it follows it or is known
+//!   to be dead (so no older primary can reach a majority there any more), and a majority of its owners holds everything up to its base
 //!   (so every later takeover finds that, by asking a quorum). A primary that goes on from its own epoch serves all
 //!   along, for nobody else can begin in between; but it confirms nothing until the new config is in force.
 //! * **Confirmed** is what a majority of the owners has, whole copies only, the primary included. The number that
@@ -13,7 +13,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::change::ROUNDS;
 use super::history::{majority, quorum, with_epoch};
 use super::log::write_len;
 use super::merge::Merging;
@@ -137,8 +136,6 @@ pub(super) struct Leading {
     /// Somebody has promised an epoch that this one has no authority over; the next one will have.
     pub(super) renew: bool,
     pub(super) purge_at: Option<Duration>,
-    /// How many more rounds the owners are told what they may forget.
-    pub(super) purge_rounds: u32,
 }
 
 impl Leading {
@@ -160,7 +157,6 @@ impl Leading {
             accept_loss: false,
             renew: false,
             purge_at: None,
-            purge_rounds: ROUNDS,
         }
     }
 
@@ -225,14 +221,7 @@ fn seq_of(version: Option<&Version>) -> u64 {
 
 impl Replica {
     /// Becomes primary of an epoch, by the authority of `since`. The copy is whole.
-    pub(super) fn begin(
-        &mut self,
-        epoch: Epoch,
-        since: Epoch,
-        owners: Vec<Peer>,
-        before: Vec<Vec<Peer>>,
-        ctx: Context<'_>,
-    ) {
+    pub(super) fn begin(&mut self, epoch: Epoch, since: Epoch, owners: Vec<Peer>, before: Vec<Vec<Peer>>) {
         let config = Config { epoch: epoch.clone(), base: self.end().cloned(), owners, before };
         if !self.log.ends_with(self.end()) {
             self.log = super::Log::from(self.end().cloned());
@@ -244,9 +233,7 @@ impl Replica {
         self.offer = None;
         self.learn(config.clone(), false);
         self.stalled = None;
-        let mut leading = Leading::new(config, since);
-        leading.serving = ctx.rules.breaks(Mutation::ServeBeforeEffective);
-        self.role = Role::Leading(Box::new(leading));
+        self.role = Role::Leading(Box::new(Leading::new(config, since)));
         self.changed = true;
     }
 
@@ -262,7 +249,6 @@ impl Replica {
         leading.effective = false;
         leading.settled = false;
         leading.renew = false;
-        leading.purge_rounds = ROUNDS;
         leading.announced.clear();
         // whoever offered did so to the epoch that ends, and begins anew
         leading.merges.clear();
@@ -289,7 +275,6 @@ impl Replica {
         self.confirm(ctx);
         self.announce(ctx);
         self.want_offers(ctx);
-        self.plan_purge(ctx);
         if let Role::Leading(_) = self.role {
             self.hand_over(ctx);
         }
@@ -303,16 +288,19 @@ impl Replica {
         }
         let follows =
             |peer: &&Peer| *peer == ctx.me || leading.streams.get(*peer).is_some_and(|stream| stream.adopted);
+        // who follows this epoch or is dead confirms nothing of an older one
+        let fenced = |peer: &&Peer| follows(peer) || ctx.members.has_died(peer);
         let before = &leading.config.before;
-        let old = before.iter().all(|set| set.iter().filter(follows).count() >= quorum(set.len()));
+        let old = before.iter().all(|set| set.iter().filter(fenced).count() >= quorum(set.len()));
         let base = seq_of(leading.config.base.as_ref());
         let new = leading.count(base, ctx.me, end) >= majority(leading.config.owners.len());
-        let in_force = old && new;
-        if !in_force && !ctx.rules.breaks(Mutation::ServeBeforeEffective) {
+        if !(old && new) {
             // owners have died meanwhile: it has to be asked again who is left
-            let live = |set: &Vec<Peer>| set.iter().filter(|peer| ctx.members.live.contains(*peer)).count();
-            let hopeless = live(&leading.config.owners) < majority(leading.config.owners.len())
-                || before.iter().any(|set| live(set) < quorum(set.len()));
+            let lives = |peer: &&Peer| ctx.members.live.contains(*peer);
+            let known = |peer: &&Peer| lives(peer) || ctx.members.has_died(peer);
+            let owners = &leading.config.owners;
+            let hopeless = owners.iter().filter(lives).count() < majority(owners.len())
+                || before.iter().any(|set| set.iter().filter(known).count() < quorum(set.len()));
             if hopeless {
                 // and not at once: whoever decides anew might begin the same
                 self.retry_at = ctx.now.saturating_add(BACK_OFF);
@@ -473,6 +461,7 @@ impl Replica {
     /// Deadlines, and what a hand-over or a throttle waited for.
     pub(super) fn expire(&mut self, ctx: Context<'_>) {
         let end = seq_of(self.store.applied());
+        self.purge(ctx);
         let Role::Leading(leading) = &mut self.role else { return };
         let mut late = Vec::new();
         while let Some((version, waiter)) = leading.waiting.pop_expired(ctx.now) {
@@ -483,7 +472,6 @@ impl Replica {
         for (ticket, error) in late {
             self.effects.push_back(ReplicaEffect::Written { ticket, result: Err(error) });
         }
-        self.purge(ctx);
     }
 
     /// No longer primary. Writes that wait may have been applied or not.

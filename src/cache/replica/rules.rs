@@ -19,8 +19,8 @@ pub enum Mutation {
     NoEpochCheck,
     /// A delete is forgotten at once.
     TombstoneDroppedEarly,
-    /// A primary serves before its epoch is in force.
-    ServeBeforeEffective,
+    /// A node serves before its copy is active: before it has all that was acknowledged.
+    ServeBeforeActive,
     /// A `Sync` write is answered before the majority has it.
     AckBeforeMajority,
     /// A partition is born without asking all members for copies.
@@ -47,15 +47,18 @@ impl Mutation {
     /// Those of write mode `Strong`.
     pub const STRONG: &[Mutation] = &[Mutation::ReadWithoutLease, Mutation::CommitBeforeAll];
 
-    /// All of the other write modes.
+    /// Those of the other write modes whose effect a run of a whole cluster does not show: the tests of the replica look
+    /// at these step by step.
+    pub const STEP_BY_STEP: &[Mutation] = &[Mutation::NoEpochCheck];
+
+    /// All others of the other write modes: the simulator of whole clusters finds each.
     pub const ALL: &[Mutation] = &[
         Mutation::BlindExecution,
         Mutation::PutsOnly,
         Mutation::OutOfOrder,
         Mutation::QuorumCountsSilence,
-        Mutation::NoEpochCheck,
         Mutation::TombstoneDroppedEarly,
-        Mutation::ServeBeforeEffective,
+        Mutation::ServeBeforeActive,
         Mutation::AckBeforeMajority,
         Mutation::BirthUnasked,
         Mutation::CopyNotOffered,

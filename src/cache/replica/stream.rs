@@ -17,7 +17,7 @@ use super::log::Log;
 use super::merge::Merging;
 use super::message::ReplicaMessage;
 use super::snapshot::Sending;
-use super::{Context, Leading, Replica, Role};
+use super::{Context, Mutation, Replica, Role};
 use crate::cache::store::{SnapshotHeader, Write};
 use crate::cache::version::{Epoch, Lineage, Version};
 use crate::transport::Lane;
@@ -48,8 +48,10 @@ pub(super) struct Stream {
     /// Whether the config of this epoch was sent.
     told: bool,
     pub(super) phase: Phase,
-    /// An empty copy is told that it is whole.
+    /// Something is said though no write is: an empty copy that it is whole, an owner what it may forget.
     greet: bool,
+    /// Up to where all owners have everything, as was last said.
+    told_have: Option<Version>,
     /// The last write that was sent.
     pub(super) next: Option<Version>,
     /// The last write that the other side has.
@@ -70,6 +72,7 @@ impl Stream {
             told: false,
             phase: Phase::Asked,
             greet: false,
+            told_have: None,
             next: None,
             acked: None,
             whole: false,
@@ -116,6 +119,12 @@ impl Stream {
         self.forget_in_flight();
         self.snapshot = None;
         self.greet = false;
+        self.told_have = None;
+    }
+
+    /// Whether the other side has still to hear up to where all owners have everything.
+    pub(super) fn is_untold(&self, all_have: &Option<Version>) -> bool {
+        self.counts() && self.phase == Phase::Open && self.told_have != *all_have
     }
 
     pub(super) fn check(&self, end: Option<&Version>) -> Result<(), String> {
@@ -149,7 +158,8 @@ impl Replica {
         let peers = leading.config.owners.iter().chain(old).chain(&self.wanted);
         let peers: BTreeSet<&Peer> =
             peers.filter(|peer| *peer != ctx.me && ctx.members.reach(peer)).collect();
-        leading.streams.retain(|peer, _| peers.contains(peer));
+        let lives = |peer: &Peer| ctx.members.live.contains(peer) && ctx.rules.breaks(Mutation::OutOfOrder);
+        leading.streams.retain(|peer, _| peers.contains(peer) || lives(peer));
         let new: Vec<Peer> =
             peers.into_iter().filter(|peer| !leading.streams.contains_key(*peer)).cloned().collect();
         for peer in new {
@@ -296,6 +306,7 @@ impl Replica {
             }
             stream.greet = false;
             let all_have = all_have.cloned();
+            stream.told_have.clone_from(&all_have);
             self.send(peer, Lane::Bulk, ReplicaMessage::Append { epoch, prev, entries, commit, all_have });
         }
     }
@@ -317,10 +328,12 @@ impl Replica {
     }
 
     /// Tells the owners what they may forget, though nothing is written.
-    pub(super) fn greet_owners(&mut self) {
+    pub(super) fn greet_owners(&mut self, all_have: &Option<Version>) {
         let Role::Leading(leading) = &mut self.role else { return };
-        let Leading { streams, .. } = &mut **leading;
-        streams.values_mut().filter(|stream| stream.counts()).for_each(|stream| stream.greet = true);
+        if all_have.is_none() {
+            return;
+        }
+        leading.streams.values_mut().filter(|s| s.is_untold(all_have)).for_each(|s| s.greet = true);
     }
 }
 

@@ -15,10 +15,15 @@
 //! * **All live members are asked, and all have to answer.** A quorum of the owners that the candidate knows is not
 //!   enough: with two owners the quorum is one, and the other one may have made others owners in the meantime. Who
 //!   does not answer is a matter for the failure detector, whose view this waits for.
-//! * **A quorum of every set.** A write was acknowledged by a majority of the owners of its config. While a config is
-//!   not known to be in force, writes of the one before may have been acknowledged by a majority of *its* owners only.
+//! * **A quorum of every set that may have acknowledged what the others lack.** A write was acknowledged by a majority of
+//!   the owners of its config. While a config is not known to be in force, its base may be with the owners before it
+//!   only. Whoever begins a config has ended the one before it first, so all that was ever acknowledged there is up to
+//!   the base: once a copy with the base is found, the owners before need not be asked any more. And if the primary of
+//!   the config answers itself that it has never been in force, it never will be: then only those before it count.
 //! * **Only whole copies count, and only those in line are adopted**: a copy that goes on from an epoch which this
 //!   config has overtaken may end with a higher version, and lacks what was acknowledged here. (It is merged later.)
+//! * **It is the turn of the first living owner of the newest config**; whoever knows that config tells it, for it may
+//!   have died with its primary before all owners had heard of it.
 //! * **The copy that goes furthest is not fetched; its node is asked to take over.** It starts an inquiry of its own,
 //!   so that no promise is ever stretched to another epoch; the ring's first owner gets the partition back later.
 //! * **A promise is for one attempt.** [`Config`]s come with the epoch whose authority they use (`since`): an owner
@@ -40,6 +45,8 @@ use crate::types::Peer;
 pub(super) const BACK_OFF: Duration = Duration::from_millis(50);
 /// How long a candidate waits for the node that it has nominated.
 const NOMINEE_TIME: Duration = Duration::from_secs(1);
+/// How long a promise may come to nothing before the primary that is followed hears of it.
+const PROMISE_TIME: Duration = Duration::from_secs(1);
 /// How long a nomination is good for.
 const NOMINATION_TIME: Duration = Duration::from_secs(3);
 
@@ -59,6 +66,25 @@ impl Inquiry {
     pub(super) fn forget_peer(&mut self, peer: &Peer) {
         self.asked.remove(peer);
         self.answers.remove(peer);
+    }
+
+    /// The sets of owners of which a quorum has to be found: every one that may have acknowledged what the others lack.
+    fn sets_to_ask(&self, known: &Known) -> Vec<Vec<Peer>> {
+        let config = &known.config;
+        if known.effective {
+            return vec![config.owners.clone()];
+        }
+        let of_config = |report: &&Report| report.config.as_ref().is_some_and(|of| of.epoch == config.epoch);
+        if self.answers.get(&config.epoch.primary).as_ref().is_some_and(of_config) {
+            return config.before.clone();
+        }
+        let whole = |owner: &Peer| self.answers.get(owner).filter(|report| report.whole);
+        let ends: Vec<&Report> = config.owners.iter().filter_map(whole).collect();
+        let mut sets = vec![config.owners.clone()];
+        if ends.len() < quorum(config.owners.len()) || !ends.iter().any(|report| has_base(report, config)) {
+            sets.extend(config.before.iter().filter(|set| **set != config.owners).cloned());
+        }
+        sets
     }
 }
 
@@ -110,6 +136,7 @@ impl Replica {
     /// Somebody else is to serve. What this node has promised to itself stands: the primary whose stream it follows has
     /// to hear of it now, and not from the first write that is refused.
     fn stand_back(&mut self, ctx: Context<'_>) {
+        self.remind(ctx);
         if self.inquiry.take().is_none() {
             return;
         }
@@ -118,6 +145,54 @@ impl Replica {
         if self.promised.as_ref() > Some(&epoch) && ctx.members.reach(&epoch.primary) {
             self.reject(&epoch.primary.clone(), epoch);
         }
+    }
+
+    /// A takeover for which this node has made a promise may come to nothing, and the primary that is followed lives on:
+    /// it has to hear of the promise, and not from the first write that is refused.
+    pub(super) fn mind_promise(&mut self, ctx: Context<'_>) {
+        let (Role::Following(following), Some(promised)) = (&self.role, &self.promised) else {
+            self.overdue = None;
+            return;
+        };
+        let epoch = following.epoch.clone();
+        if *promised <= epoch || !ctx.members.reach(&epoch.primary) {
+            self.overdue = None;
+            return;
+        }
+        match &self.overdue {
+            Some((of, until)) if of == promised && *until == Duration::MAX => {}
+            Some((of, until)) if of == promised && *until <= ctx.now => {
+                self.overdue = Some((promised.clone(), Duration::MAX));
+                self.reject(&epoch.primary.clone(), epoch);
+            }
+            Some((of, until)) if of == promised => self.wake_at(*until),
+            _ => {
+                let until = ctx.now.saturating_add(PROMISE_TIME);
+                self.overdue = Some((promised.clone(), until));
+                self.wake_at(until);
+            }
+        }
+    }
+
+    /// The first living owner of the newest config is to take over, and may know of an older one only, by which it is
+    /// somebody else's turn.
+    fn remind(&mut self, ctx: Context<'_>) {
+        let Some(known) = &self.known else { return };
+        let Known { config, effective } = &**known;
+        let Some(first) = config.owners.iter().find(|owner| ctx.members.live.contains(*owner)) else {
+            return;
+        };
+        let reminded = (first.clone(), config.epoch.clone());
+        if *first == config.epoch.primary || first == ctx.me || !ctx.members.reach(first) {
+            return;
+        }
+        if self.reminded.as_ref() == Some(&reminded) {
+            return;
+        }
+        let message = ReplicaMessage::Known { config: config.clone(), effective: *effective };
+        let to = first.clone();
+        self.reminded = Some(reminded);
+        self.send(&to, Lane::Control, message);
     }
 
     /// The first owner that lives; the ring's first owner if none does. Nobody promises anything to itself before it can
@@ -329,17 +404,14 @@ impl Replica {
         let attempt = inquiry.attempt.clone();
         self.drop_copy(ctx);
         self.whole = true;
-        self.begin(attempt.clone(), attempt, owners, Vec::new(), ctx);
+        self.begin(attempt.clone(), attempt, owners, Vec::new());
     }
 
     /// Somebody served before.
     fn succeed(&mut self, known: &Known, ctx: Context<'_>) {
         let Some(inquiry) = &self.inquiry else { return };
         let config = &known.config;
-        let mut sets = vec![config.owners.clone()];
-        if !known.effective {
-            sets.extend(config.before.iter().filter(|set| **set != config.owners).cloned());
-        }
+        let sets = inquiry.sets_to_ask(known);
         let nominated = self.nominated.clone();
         let forced = nominated.as_ref().is_some_and(|nominated| nominated.accept_loss);
         let replace = nominated.as_ref().is_some_and(|nominated| nominated.replace) && self.whole;
@@ -351,7 +423,8 @@ impl Replica {
         {
             return self.stall(got, need);
         }
-        let in_sets = |peer: &Peer| sets.iter().any(|set| set.contains(peer));
+        let sides = || std::iter::once(&config.owners).chain(&config.before).flatten();
+        let in_sets = |peer: &Peer| sides().any(|owner| owner == peer);
         let may_lead = |(peer, report): &(&Peer, &Report)| {
             report.whole && (forced || (in_sets(peer) && in_line(report.end.as_ref(), config)))
         };
@@ -367,7 +440,8 @@ impl Replica {
         if lacking && !forced && !ctx.rules.breaks(Mutation::QuorumCountsSilence) {
             return self.stall(0, 1);
         }
-        if best != *ctx.me && !replace {
+        let early = ctx.rules.breaks(Mutation::ServeBeforeActive);
+        if best != *ctx.me && !replace && !early {
             return self.nominate(&best, false, ctx);
         }
         let (lineage, mine) = (self.store.lineage(), self.end());
@@ -376,14 +450,18 @@ impl Replica {
             *peer != ctx.me && report.is_some_and(|r| r.whole && is_prefix(lineage, mine, r.end.as_ref()))
         };
         let mut owners = vec![ctx.me.clone()];
-        for peer in sets.iter().flatten().filter(goes_along) {
+        for peer in sides().filter(goes_along) {
             if !owners.contains(peer) {
                 owners.push(peer.clone());
             }
         }
         let attempt = inquiry.attempt.clone();
         let before = if forced { Vec::new() } else { sets };
-        self.begin(attempt.clone(), attempt, owners, before, ctx);
+        if early && !self.whole {
+            self.drop_copy(ctx);
+            self.whole = true;
+        }
+        self.begin(attempt.clone(), attempt, owners, before);
     }
 
     /// Asks another node to take over.
@@ -412,6 +490,11 @@ impl Replica {
 /// Whether a copy that ends there can be one of this config: it has writes of its epoch, or none after its base.
 fn in_line(end: Option<&Version>, config: &Config) -> bool {
     end.is_none_or(|end| end.epoch >= config.epoch) || end <= config.base.as_ref()
+}
+
+/// Whether a copy in line has all that was written before this config.
+fn has_base(report: &Report, config: &Config) -> bool {
+    report.end == config.base || report.end.as_ref().is_some_and(|end| end.epoch >= config.epoch)
 }
 
 /// The counter, kept from running over by what came from the network.

@@ -9,6 +9,8 @@ use crate::cache::term::{Record, Term};
 use crate::record;
 use crate::types::{Incarnation, NodeId};
 
+mod fencing;
+
 /// The same numbers for the same seed.
 struct Dice(u64);
 

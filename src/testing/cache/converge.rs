@@ -45,7 +45,7 @@ pub(super) fn converge(cluster: &mut Cluster, seed: u64) -> Result<Duration, Vio
             ));
         }
         if since > LOSS && cluster.setup().kind == Kind::Wild {
-            for partition in cluster.unserved() {
+            for partition in cluster.stuck() {
                 cluster.accept_loss(partition)?;
             }
         }

@@ -175,8 +175,8 @@ pub(super) struct Oracle {
     /// When a node last died.
     last_crash: u64,
     losers: Vec<Vec<Loser>>,
-    /// Partitions of which a copy was discarded, with a report.
-    discarded: BTreeSet<u32>,
+    /// Partitions of which a copy was discarded, with a report; and up to where that copy had forgotten its deletes.
+    discarded: BTreeMap<u32, Vec<Version>>,
     /// The history of each epoch of each partition, as copies told it.
     histories: BTreeMap<(u32, Epoch), History>,
     /// Who served in an epoch.
@@ -211,7 +211,7 @@ impl Oracle {
             clock: 0,
             last_crash: 0,
             losers: vec![Vec::new(); partitions as usize],
-            discarded: BTreeSet::new(),
+            discarded: BTreeMap::new(),
             histories: BTreeMap::new(),
             serving: BTreeMap::new(),
             merged: BTreeMap::new(),
@@ -281,7 +281,7 @@ impl Oracle {
     pub(super) fn conflict(&mut self, partition: u32, loser: Loser) -> Result<(), Violation> {
         self.tally.conflicts += 1;
         // unless a whole copy was discarded
-        if loser.by <= loser.version && !self.discarded.contains(&partition) {
+        if loser.by <= loser.version && !self.discarded.contains_key(&partition) {
             return broken("conflict", format!("partition {partition}: the lower version won: {loser:?}"));
         }
         let op = self.versions.get(&(partition, loser.version.clone())).map(|op| &self.ops[*op]);
@@ -294,8 +294,8 @@ impl Oracle {
     }
 
     /// A copy was discarded, and it was reported.
-    pub(super) fn discard(&mut self, partition: u32) {
-        self.discarded.insert(partition);
+    pub(super) fn discard(&mut self, partition: u32, forgotten: Option<Version>) {
+        self.discarded.entry(partition).or_default().extend(forgotten);
     }
 
     /// A node serves a partition in this epoch.
@@ -596,7 +596,9 @@ impl Oracle {
                 && !self.knows(write.partition, version, theirs, key);
             theirs > version || unknown
         });
-        newer || self.is_reported(write.partition, key, version) || self.discarded.contains(&write.partition)
+        newer
+            || self.is_reported(write.partition, key, version)
+            || self.discarded.contains_key(&write.partition)
     }
 
     fn is_reported(&self, partition: u32, key: i64, version: &Version) -> bool {
@@ -651,7 +653,12 @@ impl Oracle {
                 (Some(key), _) => store.read(key).version.as_ref() >= Some(entry.version()),
                 (None, _) => store.floor() >= Some(entry.version()),
             };
-            if there {
+            // unless the copy was discarded, which reports it and takes nothing
+            let reported = self.losers[partition as usize]
+                .iter()
+                .any(|loser| loser.version == *entry.version() && loser.key.as_ref() == key);
+            let discarded = reported && self.discarded.contains_key(&partition);
+            if there && !discarded {
                 let key = key.cloned().unwrap_or_default();
                 let with = self.merged.entry((partition, entry.version().clone(), key)).or_default();
                 if with.last() != Some(at) {
@@ -773,6 +780,13 @@ impl Oracle {
     fn is_accounted(&self, op: &Op, key: i64, version: &Version, store: &Store, records: &[i64]) -> bool {
         let partition = op.partition;
         if self.contains(partition, store, version, key) || self.is_reported(partition, key, version) {
+            return true;
+        }
+        // a delete that was forgotten in a copy before that was discarded is not reported by itself
+        let forgotten = self.discarded.get(&partition).into_iter().flatten();
+        if matches!(op.what, What::DeleteKeys(_))
+            && forgotten.into_iter().any(|p| self.knows(partition, p, version, key))
+        {
             return true;
         }
         let has = store.read(&Term::from(key)).version;

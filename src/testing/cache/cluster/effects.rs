@@ -113,8 +113,11 @@ impl Cluster {
         self.note(|| format!("n{place} event {event:?}"));
         match event {
             CacheEvent::Conflict { partition, loser } => self.oracle.conflict(partition.get(), loser),
-            CacheEvent::Discarded { partition, .. } => {
-                self.oracle.discard(partition.get());
+            CacheEvent::Discarded { partition, owner, .. } => {
+                let at = (0..self.len()).find(|place| self.peer(*place) == owner);
+                let forgotten =
+                    at.and_then(|place| self.store(place, partition)?.0.purged_through().cloned());
+                self.oracle.discard(partition.get(), forgotten);
                 Ok(())
             }
             _ => Ok(()),
@@ -127,6 +130,10 @@ impl Cluster {
         for partition in self.partitions().filter(|p| p.get() % of == shard as u32) {
             let Some(status) = self.status(place, partition) else { continue };
             let number = partition.get();
+            if status.owners.contains(&self.peer(place)) {
+                // a cluster that has become smaller has fewer copies to lose
+                self.budget = self.budget.min(status.wanted.len() / 2);
+            }
             if !status.serving {
                 self.spots[place].serves.remove(&number);
                 continue;

@@ -91,11 +91,8 @@ impl Cluster {
         self.oracle.forget_tokens();
     }
 
-    /// Partitions that nobody serves.
-    pub(in crate::testing::cache) fn unserved(&self) -> Vec<PartitionId> {
-        let served = |partition: &PartitionId| {
-            (0..self.len()).any(|p| self.status(p, *partition).is_some_and(|status| status.serving))
-        };
-        self.partitions().filter(|partition| !served(partition)).collect()
+    /// Partitions that do not have their full number of owners.
+    pub(in crate::testing::cache) fn stuck(&self) -> Vec<PartitionId> {
+        self.partitions().filter(|partition| self.missing(*partition).is_some()).collect()
     }
 }
