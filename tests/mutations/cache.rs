@@ -21,11 +21,11 @@ const FOUND: &[(Mutation, u64)] = &[
     (Mutation::AckBeforeMajority, 10),
     (Mutation::BirthUnasked, 3),
     (Mutation::CopyNotOffered, 4),
-    (Mutation::OneCopyIsQuorum, 293),
+    (Mutation::OneCopyIsQuorum, 432),
     (Mutation::TokenIgnored, 1),
     (Mutation::HandOverUnflushed, 225),
-    (Mutation::AnswersForgotten, 15),
-    (Mutation::OwnersDroppedEarly, 2),
+    (Mutation::AnswersForgotten, 1),
+    (Mutation::OwnersDroppedEarly, 3),
 ];
 
 #[test]

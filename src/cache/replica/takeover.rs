@@ -205,7 +205,8 @@ impl Replica {
             return false;
         }
         let owners = self.config().map_or(&[][..], |config| &config.owners);
-        let first = owners.iter().find(|owner| live.contains(*owner)).or(self.wanted.first());
+        let early = ctx.rules.breaks(Mutation::ServeBeforeActive);
+        let first = owners.iter().find(|owner| live.contains(*owner) && !early).or(self.wanted.first());
         self.nominated.is_some() || first == Some(ctx.me)
     }
 
@@ -412,6 +413,7 @@ impl Replica {
         let Some(inquiry) = &self.inquiry else { return };
         let config = &known.config;
         let sets = inquiry.sets_to_ask(known);
+        let early = ctx.rules.breaks(Mutation::ServeBeforeActive);
         let nominated = self.nominated.clone();
         let forced = nominated.as_ref().is_some_and(|nominated| nominated.accept_loss);
         let replace = nominated.as_ref().is_some_and(|nominated| nominated.replace) && self.whole;
@@ -419,7 +421,7 @@ impl Replica {
         let short = sets.iter().map(|set| (set.iter().filter(has_whole).count(), quorum(set.len())));
         let short = short.filter(|(got, need)| got < need).min();
         if let Some((got, need)) =
-            short.filter(|_| !forced && !ctx.rules.breaks(Mutation::QuorumCountsSilence))
+            short.filter(|_| !forced && !early && !ctx.rules.breaks(Mutation::QuorumCountsSilence))
         {
             return self.stall(got, need);
         }
@@ -433,14 +435,16 @@ impl Replica {
         let best = inquiry.answers.iter().filter(may_lead).max_by_key(|(peer, report)| {
             (report.end.clone(), *peer == ctx.me, std::cmp::Reverse(rank(peer)))
         });
-        let Some((best, end)) = best.map(|(peer, report)| (peer.clone(), report.end.clone())) else {
+        let Some((best, end)) = best
+            .map(|(peer, report)| (peer.clone(), report.end.clone()))
+            .or_else(|| early.then(|| (ctx.me.clone(), None)))
+        else {
             return if forced { self.give_birth(ctx) } else { self.stall(0, 1) };
         };
         let lacking = known.effective && end.as_ref() < config.base.as_ref();
-        if lacking && !forced && !ctx.rules.breaks(Mutation::QuorumCountsSilence) {
+        if lacking && !forced && !early && !ctx.rules.breaks(Mutation::QuorumCountsSilence) {
             return self.stall(0, 1);
         }
-        let early = ctx.rules.breaks(Mutation::ServeBeforeActive);
         if best != *ctx.me && !replace && !early {
             return self.nominate(&best, false, ctx);
         }

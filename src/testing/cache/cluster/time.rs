@@ -229,6 +229,12 @@ impl Cluster {
             other => return broken("codec", format!("{other:?}: {:?}", frame.bytes)),
         };
         self.note(|| format!("n{from} -> n{to} {:?}: {message:?}", Lane::ALL[lane]));
+        if let CacheMessage::Replica { partition, message: ReplicaMessage::Position { header, .. }, .. } =
+            &message
+        {
+            // a copy that is merged tells here what made it, and maybe nowhere else
+            self.oracle.history(partition.get(), header.lineage.entries())?;
+        }
         if self.is_open(to) {
             let forwarded = matches!(message, CacheMessage::Forward { .. });
             let offered = match &message {
