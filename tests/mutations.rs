@@ -10,6 +10,9 @@
 #[cfg(feature = "cache")]
 #[path = "mutations/cache.rs"]
 mod cache;
+#[cfg(feature = "consensus")]
+#[path = "mutations/strong.rs"]
+mod strong;
 
 use std::time::{Duration, Instant};
 

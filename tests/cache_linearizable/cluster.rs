@@ -59,6 +59,8 @@ struct Place {
     began: Duration,
     rate: u64,
     frozen_until: Option<Duration>,
+    /// What has come while it stood still: it is read afterwards, also if the link has gone meanwhile.
+    door: Vec<(Peer, (usize, usize, bool), Flying)>,
     settled: bool,
     wake_at: Option<Duration>,
 }
@@ -160,6 +162,7 @@ impl Cluster {
             began: self.now,
             rate,
             frozen_until: None,
+            door: Vec::new(),
             settled: false,
             wake_at: None,
         });
@@ -268,6 +271,15 @@ impl Cluster {
         self.places.iter().flatten().all(|place| place.node.readiness().is_ready())
     }
 
+    /// Who keeps the partition of a key, the primary first.
+    pub(crate) fn owners(&self, key: i64) -> Vec<usize> {
+        let partition = self.partition_of(key);
+        let statuses = self.places.iter().flatten().map(|place| place.node.status(partition));
+        let newest = statuses.max_by(|a, b| a.epoch.cmp(&b.epoch));
+        let owners = newest.map(|status| status.owners).unwrap_or_default();
+        owners.iter().filter_map(|owner| self.place_of(owner)).collect()
+    }
+
     /// What is not whole, as each node sees it.
     pub(crate) fn describe(&self) -> String {
         let mut text = String::new();
@@ -319,12 +331,8 @@ impl Cluster {
         let Some(flying) = self.flying.get_mut(&key).and_then(VecDeque::pop_front) else { return };
         let (sender, now) = (self.peer(from), self.now);
         let Some(place) = &mut self.places[to] else { return };
-        let frozen = place.frozen_until;
-        if let Some(until) = frozen {
-            // it waits at the door
-            let lane = self.flying.entry(key).or_default();
-            lane.push_front(flying);
-            lane.iter_mut().for_each(|flying| flying.at = flying.at.max(until));
+        if place.frozen_until.is_some() {
+            place.door.push((sender, key, flying));
             return;
         }
         if place.links.get(&sender) != Some(&flying.link) {
@@ -336,12 +344,18 @@ impl Cluster {
             }
             return;
         }
+        self.take(to, &sender, &flying);
+    }
+
+    fn take(&mut self, at: usize, sender: &Peer, flying: &Flying) {
+        let now = self.now;
+        let Some(place) = &mut self.places[at] else { return };
         let local = place.local(now);
         self.messages += 1;
         for message in codec::decode(&flying.bytes).unwrap() {
-            place.node.handle_message(&sender, message, local);
+            place.node.handle_message(sender, message, local);
         }
-        self.follow(to);
+        self.follow(at);
     }
 
     fn happen(&mut self, event: Event) {
@@ -400,8 +414,20 @@ impl Cluster {
                 place.node.handle_timeout(local);
             }
             Event::Resume { life, .. } => {
-                if place.life == life && place.frozen_until.is_some_and(|until| until <= now) {
-                    place.frozen_until = None;
+                if place.life != life || place.frozen_until.is_none_or(|until| until > now) {
+                    return;
+                }
+                place.frozen_until = None;
+                let links = place.links.clone();
+                let (here, early): (Vec<_>, Vec<_>) = std::mem::take(&mut place.door)
+                    .into_iter()
+                    .partition(|(sender, _, flying)| links.get(sender) == Some(&flying.link));
+                here.into_iter().for_each(|(sender, _, flying)| self.take(at, &sender, &flying));
+                // of a link that this end has not heard of yet
+                for (_, key, flying) in early.into_iter().rev() {
+                    if self.links.get(&(key.0.min(key.1), key.0.max(key.1))) == Some(&flying.link) {
+                        self.flying.entry(key).or_default().push_front(flying);
+                    }
                 }
             }
         }

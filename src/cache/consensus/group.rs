@@ -163,6 +163,12 @@ impl Group {
         let _ = self.raw.propose(entry.context.to_vec(), entry.data.to_vec());
     }
 
+    /// Takes a wish for decided: a broken rule.
+    pub(super) fn decide_alone(&mut self, change: Change) -> Option<PartitionId> {
+        let partition = change.partition;
+        self.raw.mut_store().state.change(change).then_some(partition)
+    }
+
     /// What the leader has to do for the group: one step at a time.
     pub(super) fn tend(&mut self, members: &BTreeSet<Member>, voters: usize) {
         if !self.is_leader() || self.raw.raft.has_pending_conf() {

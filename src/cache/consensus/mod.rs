@@ -46,6 +46,7 @@ use std::time::Duration;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::cache::partition::PartitionId;
+use crate::cache::replica::{Mutation, Rules};
 use crate::types::{NodeId, Peer};
 
 mod copy;
@@ -123,6 +124,7 @@ pub struct Consensus {
     wishes: BTreeMap<PartitionId, Wish>,
     next_tick: Duration,
     effects: VecDeque<ConsensusEffect>,
+    rules: Rules,
 }
 
 // Getters.
@@ -144,7 +146,14 @@ impl Consensus {
             wishes: BTreeMap::new(),
             next_tick: now + TICK,
             effects: VecDeque::new(),
+            rules: Rules::default(),
         }
+    }
+
+    /// The same with a rule broken.
+    #[cfg(feature = "testing")]
+    pub(crate) fn set_rules(&mut self, rules: Rules) {
+        self.rules = rules;
     }
 
     /// What is decided about a partition, as far as this node has heard.
@@ -166,7 +175,8 @@ impl Consensus {
 
     /// Whether this node's group is established and has a leader, so that a wish may be decided soon.
     pub fn can_decide(&self) -> bool {
-        self.active().is_some_and(|group| group.state().established && group.has_leader())
+        let led = |group: &Group| group.has_leader() || self.rules.breaks(Mutation::DecideAlone);
+        self.active().is_some_and(|group| group.state().established && led(group))
     }
 
     /// Whether this node is of a group that is established.
@@ -472,6 +482,9 @@ impl Consensus {
                 let rest = changes.split_off(changes.len().min(message::MAX_CHANGES));
                 group.propose(std::mem::replace(&mut changes, rest));
             }
+        } else if group.state().established && self.rules.breaks(Mutation::DecideAlone) {
+            let wishes = self.wishes.values().map(|wish| wish.change.clone());
+            progress.decided.extend(wishes.filter_map(|wish| group.decide_alone(wish)));
         }
         group.advance(&mut progress);
         let established = group.state().established;

@@ -169,6 +169,10 @@ impl CacheNode {
     #[must_use]
     pub fn with_rules(mut self, rules: Rules) -> Self {
         self.rules = rules;
+        #[cfg(feature = "consensus")]
+        if let Some(strong) = &mut self.strong {
+            strong.set_rules(rules);
+        }
         self
     }
 

@@ -11,7 +11,9 @@ use crate::cache::consensus::{
     Change, Consensus, ConsensusEffect, ConsensusMessage, CopyMessage, Leases, Member,
 };
 use crate::cache::partition::PartitionId;
-use crate::cache::replica::Config;
+#[cfg(feature = "testing")]
+use crate::cache::replica::Rules;
+use crate::cache::replica::{Config, Mutation};
 use crate::transport::Lane;
 use crate::types::Peer;
 
@@ -51,6 +53,11 @@ pub(super) struct Strong {
 impl Strong {
     pub(super) fn new(me: Member, expected: usize, replicas: usize, seed: u64, now: Duration) -> Self {
         Self { consensus: Consensus::new(me, expected, replicas, seed, now), leases: Leases::default() }
+    }
+
+    #[cfg(feature = "testing")]
+    pub(super) fn set_rules(&mut self, rules: Rules) {
+        self.consensus.set_rules(rules);
     }
 
     pub(super) fn consensus(&self) -> &Consensus {
@@ -101,7 +108,10 @@ impl CacheNode {
             StrongMessage::Consensus(message) => strong.consensus.handle_message(from, message, now),
             StrongMessage::Ask { asked } => self.handle_ask(from, asked, now),
             StrongMessage::Grant { asked, heard } => {
-                strong.leases.granted(from, Duration::from_micros(asked), heard, now);
+                let late = self.rules.breaks(Mutation::LeaseFromAnswer);
+                let asked = if late { now } else { Duration::from_micros(asked) };
+                let heard = if self.rules.breaks(Mutation::LeaseUnheard) { 0 } else { heard };
+                strong.leases.granted(from, asked, heard, now);
                 self.ready.extend(self.pending.waiting());
             }
             StrongMessage::Copy { partition, message } => {

@@ -29,6 +29,16 @@ pub enum Mutation {
     ReadWithoutLease,
     /// A `Strong` write is committed as soon as the primary has it.
     CommitBeforeAll,
+    /// An owner takes over while the lease that it has granted to the primary still runs.
+    TakeoverUnderLease,
+    /// A lease is counted from when it was heard of, not from when it was asked for.
+    LeaseFromAnswer,
+    /// A lease is used by one who has not heard what its giver had heard.
+    LeaseUnheard,
+    /// A new `Strong` primary serves before all other owners have its log.
+    ServeBeforeAll,
+    /// A node that sees no leader takes what it wishes for decided.
+    DecideAlone,
     /// A copy that parted from its primary's is dropped without offering what it alone has.
     CopyNotOffered,
     /// A read by quorum is decided by its first answer.
@@ -45,7 +55,15 @@ pub enum Mutation {
 
 impl Mutation {
     /// Those of write mode `Strong`.
-    pub const STRONG: &[Mutation] = &[Mutation::ReadWithoutLease, Mutation::CommitBeforeAll];
+    pub const STRONG: &[Mutation] = &[
+        Mutation::ReadWithoutLease,
+        Mutation::CommitBeforeAll,
+        Mutation::TakeoverUnderLease,
+        Mutation::LeaseFromAnswer,
+        Mutation::LeaseUnheard,
+        Mutation::ServeBeforeAll,
+        Mutation::DecideAlone,
+    ];
 
     /// Those of the other write modes whose effect a run of a whole cluster does not show: the tests of the replica look
     /// at these step by step.

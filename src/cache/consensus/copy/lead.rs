@@ -109,7 +109,7 @@ impl StrongCopy {
         data.log(Version::new(config.epoch.clone(), opening), Arc::new(Write::Nothing));
         self.lead = Some(Box::new(Lead {
             opening,
-            effective: false,
+            effective: ctx.base.rules.breaks(Mutation::ServeBeforeAll),
             streams: BTreeMap::new(),
             queue: VecDeque::new(),
             running: VecDeque::new(),

@@ -38,7 +38,7 @@ use super::{Change, Consensus, Decided};
 use crate::cache::error::CacheError;
 use crate::cache::operation::{Reply, WriteOp};
 use crate::cache::partition::PartitionId;
-use crate::cache::replica::{CacheEvent, Config, Context, Coverage, OwnerState};
+use crate::cache::replica::{CacheEvent, Config, Context, Coverage, Mutation, OwnerState};
 use crate::cache::store::Store;
 use crate::cache::version::{Epoch, Version};
 use crate::transport::Lane;
@@ -140,7 +140,7 @@ impl StrongCopy {
     /// Whether this node is the primary and may read its copy at this moment.
     pub(crate) fn may_read(&self, ctx: StrongContext<'_>) -> bool {
         let (Some(config), Some(lead)) = (&self.config, &self.lead) else { return false };
-        let unleased = ctx.base.rules.breaks(crate::cache::replica::Mutation::ReadWithoutLease);
+        let unleased = ctx.base.rules.breaks(Mutation::ReadWithoutLease);
         let heard = ctx.consensus.heard();
         // who may be an owner already may already take over
         let mut others =
@@ -390,7 +390,8 @@ impl StrongCopy {
         }
         let Some(rank) = living.iter().position(|owner| *owner == me) else { return false };
         let whole = self.data.as_ref().is_some_and(|data| data.whole);
-        let bound = ctx.leases.bound_until(primary).is_some_and(|until| now <= until);
+        let unbound = ctx.base.rules.breaks(Mutation::TakeoverUnderLease);
+        let bound = !unbound && ctx.leases.bound_until(primary).is_some_and(|until| now <= until);
         let turn = now >= since + TURN * u32::try_from(rank).unwrap_or(u32::MAX);
         if whole && !bound && turn && ctx.consensus.can_decide() {
             let mut owners = vec![me.clone()];
