@@ -23,7 +23,7 @@ use muster_router::cache::replica::Rules;
 use muster_router::cache::{CacheConfig, ReadMode, WriteMode};
 
 /// Fewer in a debug build, which is slow.
-const STRONG: (u64, usize) = if cfg!(debug_assertions) { (5, 600) } else { (60, 2200) };
+const STRONG: (u64, usize) = if cfg!(debug_assertions) { (5, 600) } else { (100, 2200) };
 const SYNC: (u64, usize) = if cfg!(debug_assertions) { (3, 600) } else { (20, 2000) };
 const SURVIVE: (u64, usize) = if cfg!(debug_assertions) { (1, 6) } else { (6, 20) };
 

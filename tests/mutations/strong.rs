@@ -28,7 +28,9 @@ const FOUND: &[(Mutation, u64)] = &[
     (Mutation::ReadWithoutLease, 1),
     (Mutation::CommitBeforeAll, 2),
     (Mutation::TakeoverUnderLease, 2),
-    (Mutation::LeaseUnheard, 10),
+    (Mutation::LeaseUnheard, 31),
+    (Mutation::ServeBeforeAll, 111),
+    (Mutation::DecideAlone, 2),
 ];
 
 /// When the primary of [`is_stale_after_a_standstill`] has to stand still, in milliseconds.
@@ -120,10 +122,11 @@ fn is_stale_after_a_standstill(moment: Duration, rules: Rules) -> bool {
     cluster.freeze(primary, Duration::from_secs(12));
     pass(&mut cluster, Duration::from_millis(50));
     cluster.set_cut(others.iter().map(|at| (primary.min(*at), primary.max(*at))).collect());
-    pass(&mut cluster, Duration::from_secs(1));
+    // all links are known to be down
+    pass(&mut cluster, Duration::from_secs(4));
     cluster.operate(others[0], 2, KEY, put(2), patience);
     // the primary goes on 50 ms before the end of this
-    pass(&mut cluster, Duration::from_secs(11));
+    pass(&mut cluster, Duration::from_secs(8));
     cluster.operate(primary, 3, KEY, Operation::Read(ReadOp::Get(KEY.into())), Duration::from_millis(300));
     pass(&mut cluster, Duration::from_secs(1));
     let result = |ticket| ended.iter().find(|ended| ended.ticket == ticket).map(|ended| &ended.result);
