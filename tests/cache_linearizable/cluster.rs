@@ -280,6 +280,11 @@ impl Cluster {
         owners.iter().filter_map(|owner| self.place_of(owner)).collect()
     }
 
+    /// Whether some process stands still.
+    pub(crate) fn has_frozen(&self) -> bool {
+        self.places.iter().flatten().any(|place| place.frozen_until.is_some())
+    }
+
     /// What is not whole, as each node sees it.
     pub(crate) fn describe(&self) -> String {
         let mut text = String::new();

@@ -108,10 +108,8 @@ impl CacheNode {
             StrongMessage::Consensus(message) => strong.consensus.handle_message(from, message, now),
             StrongMessage::Ask { asked } => self.handle_ask(from, asked, now),
             StrongMessage::Grant { asked, heard } => {
-                let late = self.rules.breaks(Mutation::LeaseFromAnswer);
-                let asked = if late { now } else { Duration::from_micros(asked) };
                 let heard = if self.rules.breaks(Mutation::LeaseUnheard) { 0 } else { heard };
-                strong.leases.granted(from, asked, heard, now);
+                strong.leases.granted(from, Duration::from_micros(asked), heard, now);
                 self.ready.extend(self.pending.waiting());
             }
             StrongMessage::Copy { partition, message } => {

@@ -31,8 +31,6 @@ pub enum Mutation {
     CommitBeforeAll,
     /// An owner takes over while the lease that it has granted to the primary still runs.
     TakeoverUnderLease,
-    /// A lease is counted from when it was heard of, not from when it was asked for.
-    LeaseFromAnswer,
     /// A lease is used by one who has not heard what its giver had heard.
     LeaseUnheard,
     /// A new `Strong` primary serves before all other owners have its log.
@@ -59,7 +57,6 @@ impl Mutation {
         Mutation::ReadWithoutLease,
         Mutation::CommitBeforeAll,
         Mutation::TakeoverUnderLease,
-        Mutation::LeaseFromAnswer,
         Mutation::LeaseUnheard,
         Mutation::ServeBeforeAll,
         Mutation::DecideAlone,
