@@ -203,10 +203,15 @@ impl Consensus {
         }
     }
 
-    /// Whether it can lose as many members as it is meant to bear: all voters are there.
+    /// Whether it can lose as many members as it is meant to bear: all voters are there, and none is being replaced (one more
+    /// voter, of whom one has gone, makes the majority harder to reach).
     pub fn is_whole(&self) -> bool {
         let (there, _) = self.quorum();
-        self.is_established() && self.can_decide() && there >= self.voters.min(self.members.len())
+        let count = self.active().map_or(0, |group| group.voters().len());
+        self.is_established()
+            && self.can_decide()
+            && count <= self.voters
+            && there >= self.voters.min(self.members.len())
     }
 
     /// What this node has wished and nobody has decided yet.
