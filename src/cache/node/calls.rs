@@ -16,7 +16,7 @@ use crate::types::Peer;
 use super::copies::Replica;
 use super::message::{CacheMessage, ForwardOptions};
 use super::pending::{Doubt, Pending, State};
-use super::quorum::Verdict;
+use super::quorum::{self, Verdict};
 use super::{CacheEffect, CacheNode, read_copy};
 
 /// The first pause before an operation is tried again, and the longest. Mostly something changes before and ends it.
@@ -496,6 +496,15 @@ impl CacheNode {
             Err(error) if self.may_repeat(request, &error, now) => self.repeat(request, error, now),
             other => self.end_with(request, other),
         }
+    }
+
+    /// An operation that was to be forwarded has not been sent, for want of room.
+    pub fn not_sent(&mut self, to: &Peer, request: u64, now: Duration) {
+        self.handle_answer(to, request, Err(CacheError::Busy), now);
+        let (result, nobody) = (Err(CacheError::Busy), Vec::new());
+        let copy = quorum::Copy { epoch: None, owners: nobody, covers: None, end: None, result };
+        self.handle_copy(to, request, copy, now);
+        self.settle(now);
     }
 
     /// A replica has ended a write: one of ours, or of another node.

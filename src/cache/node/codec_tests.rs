@@ -79,6 +79,7 @@ pub(crate) fn samples() -> Vec<CacheMessage> {
             epoch: Some(epoch.clone()),
             owners,
             covers: None,
+            end: None,
             result,
         });
     }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache::config::{CacheTerms, ReadMode, WriteMode};
 use crate::cache::error::CacheError;
-use crate::cache::operation::{Operation, Reply};
+use crate::cache::operation::{Operation, Outcome, Reply};
 use crate::cache::partition::PartitionId;
 use crate::cache::replica::ReplicaMessage;
 use crate::cache::version::{Epoch, Version};
@@ -71,7 +71,9 @@ pub enum CacheMessage {
         owners: Vec<Peer>,
         /// Whether it knows of the write that was asked for: yes, no because it was lost (false), or not yet (none).
         covers: Option<bool>,
-        /// What it says; an error if its copy is not active.
+        /// How far its copy is.
+        end: Option<Version>,
+        /// What it says; an error if its copy is not active, or what it holds does not go with the question.
         #[serde(with = "super::codec::answered")]
         result: Result<Reply, CacheError>,
     },
@@ -92,6 +94,30 @@ pub enum CacheMessage {
         /// What.
         message: super::strong::StrongMessage,
     },
+}
+
+impl CacheMessage {
+    /// About how many bytes of records it carries between a caller and an owner. What copies send one another counts
+    /// nothing: their windows bound it.
+    pub(crate) fn weight(&self) -> usize {
+        match self {
+            CacheMessage::Forward { operation, .. } => operation.wire_len(),
+            CacheMessage::Answer { result: Ok(reply), .. } | CacheMessage::Copy { result: Ok(reply), .. } => {
+                reply.outcome.wire_len()
+            }
+            _ => 0,
+        }
+    }
+
+    /// For a peer that takes nothing just now: a read is refused as busy. A write has been carried out, so its answer,
+    /// which is short, is given all the same.
+    pub(crate) fn shorten(&mut self) {
+        if let CacheMessage::Answer { result, .. } | CacheMessage::Copy { result, .. } = self
+            && let Ok(Reply { outcome: Outcome::Records(_) | Outcome::Bindings(_), .. }) = result
+        {
+            *result = Err(CacheError::Busy);
+        }
+    }
 }
 
 /// How a forwarded operation is carried out.

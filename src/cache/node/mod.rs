@@ -344,8 +344,8 @@ impl CacheNode {
                 self.handle_forward(from, request, partition, operation, options, epoch, now);
             }
             CacheMessage::Answer { request, result } => self.handle_answer(from, request, result, now),
-            CacheMessage::Copy { request, epoch, owners, covers, result } => {
-                self.handle_copy(from, request, quorum::Copy { epoch, owners, covers, result }, now);
+            CacheMessage::Copy { request, epoch, owners, covers, end, result } => {
+                self.handle_copy(from, request, quorum::Copy { epoch, owners, covers, end, result }, now);
             }
             // what is missing there is on its way, or is put on its way now
             CacheMessage::Nudge { partition, .. } => {

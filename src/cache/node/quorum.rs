@@ -16,7 +16,19 @@ pub(super) struct Copy {
     pub(super) epoch: Option<Epoch>,
     pub(super) owners: Vec<Peer>,
     pub(super) covers: Option<bool>,
+    /// How far it is.
+    pub(super) end: Option<Version>,
     pub(super) result: Result<Reply, CacheError>,
+}
+
+impl Copy {
+    /// Whether it is an active copy's word: an answer, or that what it holds does not go with the question.
+    fn counts(&self) -> bool {
+        let refusal = |error: &CacheError| {
+            matches!(error, CacheError::Pattern(_) | CacheError::Term(_) | CacheError::TooLarge { .. })
+        };
+        self.result.as_ref().err().is_none_or(refusal)
+    }
 }
 
 /// Where a read by quorum stands.
@@ -33,7 +45,7 @@ pub(super) enum Verdict {
         /// Who can bring them forward.
         primary: Peer,
     },
-    /// Every copy would say the same.
+    /// What the furthest copy holds does not go with the question.
     Refused(CacheError),
     /// More have to answer.
     Open {
@@ -98,36 +110,27 @@ impl Quorum {
         let need = if self.hasty { 1 } else { owners.len() / 2 + 1 };
         let heard: Vec<(&Peer, &Copy)> =
             owners.iter().filter_map(|owner| Some((owner, self.heard.get(owner)?))).collect();
-        // a pattern that fits no record of the table is refused by each copy alike, and what no message carries is too
-        // large from each
-        let refused = heard.iter().find_map(|(_, copy)| match &copy.result {
-            Err(error @ (CacheError::Pattern(_) | CacheError::Term(_) | CacheError::TooLarge { .. })) => {
-                Some(error.clone())
-            }
-            _ => None,
-        });
-        if let Some(error) = refused {
-            return Verdict::Refused(error);
-        }
-        // a copy that does not follow this epoch yet may hold what is lost in it
-        let good: Vec<(&Peer, &Copy, &Reply)> = heard
+        // a copy that does not follow this epoch yet may hold what is lost in it; one that refuses the question for what
+        // it holds is a word like any other, and one that is behind may refuse what the furthest one answers
+        let good: Vec<(&Peer, &Copy)> = heard
             .iter()
-            .filter(|(_, copy)| copy.epoch.as_ref() == Some(epoch))
-            .filter_map(|(owner, copy)| copy.result.as_ref().ok().map(|reply| (*owner, *copy, reply)))
+            .copied()
+            .filter(|(_, copy)| copy.epoch.as_ref() == Some(epoch) && copy.counts())
             .collect();
-        let furthest = good.iter().max_by(|(_, _, a), (_, _, b)| a.version.cmp(&b.version));
+        let furthest = good.iter().max_by(|(_, a), (_, b)| a.end.cmp(&b.end));
         match furthest {
-            Some((_, copy, reply)) if good.len() >= need => {
-                let behind = good.iter().filter(|(_, _, other)| other.version < reply.version);
-                Verdict::Decided {
-                    reply: (*reply).clone(),
-                    covers: copy.covers,
-                    behind: behind
-                        .map(|(owner, _, other)| ((*owner).clone(), other.version.clone()))
-                        .collect(),
-                    primary: epoch.primary.clone(),
+            Some((_, copy)) if good.len() >= need => match &copy.result {
+                Err(error) => Verdict::Refused(error.clone()),
+                Ok(reply) => {
+                    let behind = good.iter().filter(|(_, other)| other.end < copy.end);
+                    Verdict::Decided {
+                        reply: reply.clone(),
+                        covers: copy.covers,
+                        behind: behind.map(|(owner, other)| ((*owner).clone(), other.end.clone())).collect(),
+                        primary: epoch.primary.clone(),
+                    }
                 }
-            }
+            },
             _ => Verdict::Open {
                 ask: owners.iter().filter(|owner| !self.asked.contains(*owner)).cloned().collect(),
                 got: good.len(),
@@ -141,6 +144,7 @@ impl Quorum {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::PatternError;
     use crate::cache::operation::Outcome;
     use crate::types::{Incarnation, NodeId};
 
@@ -159,6 +163,7 @@ mod tests {
             epoch: Some(epoch),
             owners: owners.iter().map(|name| peer(name)).collect(),
             covers: Some(true),
+            end: version.clone(),
             result: Ok(Reply { outcome: Outcome::Removed(seq), version }),
         }
     }
@@ -207,6 +212,23 @@ mod tests {
         assert!(matches!(quorum.verdict(), Verdict::Open { got: 1, need: 2, .. }));
         quorum.hear(&peer("d"), said(2, 5, &["b", "c", "d"]));
         assert_eq!(seq(&quorum.verdict()), Some(5), "9 of epoch 1 is not of it");
+    }
+
+    // caught by: a refusal of any copy ends the read
+    #[test]
+    fn a_copy_that_is_behind_cannot_refuse_for_the_others() {
+        let refusal = CacheError::Pattern(PatternError::Arity { given: 2, held: vec![3] });
+        let mut quorum = asking(&["a", "b", "c"]);
+        let refused = Copy { result: Err(refusal.clone()), ..said(1, 3, &["a", "b", "c"]) };
+        quorum.hear(&peer("c"), refused.clone());
+        assert!(matches!(quorum.verdict(), Verdict::Open { got: 1, need: 2, .. }), "it is one word of two");
+        quorum.hear(&peer("b"), said(1, 4, &["a", "b", "c"]));
+        assert_eq!(seq(&quorum.verdict()), Some(4));
+        // the furthest one knows
+        let mut quorum = asking(&["a", "b", "c"]);
+        quorum.hear(&peer("a"), said(1, 2, &["a", "b", "c"]));
+        quorum.hear(&peer("c"), refused);
+        assert!(matches!(quorum.verdict(), Verdict::Refused(error) if error == refusal));
     }
 
     #[test]

@@ -200,9 +200,9 @@ impl CacheNode {
     ) {
         let Some(copy) = self.own_copy(partition, read, at_least) else { return };
         if self.peers.can_answer(to) {
-            let Copy { epoch, owners, covers, result } = copy;
+            let Copy { epoch, owners, covers, end, result } = copy;
             let (result, bytes) = self.fitting(result);
-            let message = CacheMessage::Copy { request, epoch, owners, covers, result };
+            let message = CacheMessage::Copy { request, epoch, owners, covers, end, result };
             self.send(to.clone(), lane_for(bytes), message);
         }
     }
@@ -229,6 +229,7 @@ impl CacheNode {
             epoch: known.map(|known| known.epoch.clone()),
             owners: known.map(|known| known.owners.clone()).unwrap_or_default(),
             covers,
+            end: replica.end().cloned(),
             result,
         })
     }

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -20,12 +21,21 @@ use crate::types::Peer;
 const FRAME_BYTES: usize = 128 << 10;
 /// What a frame may have besides its largest message: those before it, and what names and numbers take.
 pub(super) const FRAME_REST: usize = 2 * FRAME_BYTES;
+/// So many bytes of operations and answers may wait for one peer. Beyond, forwarded operations and reads are refused as
+/// busy: a peer that takes little must not make this node keep all that is asked of it, or that it asks.
+const BUDGET: usize = 64 << 20;
 /// What precedes the messages of a shard in a body: its number in one byte, their length in four.
 const PREFIX: usize = 5;
 
 pub(super) enum Item {
     /// Of a shard of a cache.
-    Message { cache: Arc<str>, shard: u8, message: Box<CacheMessage> },
+    Message {
+        cache: Arc<str>,
+        shard: u8,
+        message: Box<CacheMessage>,
+        /// See [`CacheMessage::weight`].
+        weight: usize,
+    },
     /// The peer has spoken of a cache that is not open here.
     NotOpen { cache: String },
 }
@@ -46,6 +56,8 @@ struct Queue {
 pub(in crate::driver) struct Outbound {
     control: Mutex<Queue>,
     bulk: Mutex<Queue>,
+    /// What the messages that wait weigh together.
+    weight: AtomicUsize,
 }
 
 impl Queue {
@@ -67,9 +79,15 @@ impl Outbound {
         }
     }
 
+    /// Whether so much waits for the peer that nothing more is taken on for it.
+    pub(super) fn is_full(&self) -> bool {
+        self.weight.load(Ordering::Relaxed) >= BUDGET
+    }
+
     pub(super) fn push(&self, lane: Lane, item: Item) {
         let mut queue = self.queue(lane).lock();
         if !queue.over {
+            self.weight.fetch_add(item.weight(), Ordering::Relaxed);
             queue.waiting.push_back(item);
         }
     }
@@ -99,7 +117,7 @@ impl Outbound {
     }
 
     fn send_batch(&self, driver: &Driver, peer: &Peer, lane: Lane, mut batch: VecDeque<Item>) -> bool {
-        while let Some(frame) = next_frame(lane, &mut batch) {
+        while let Some(frame) = self.next_frame(lane, &mut batch) {
             match driver.transport.try_send(peer, frame) {
                 Ok(()) => {}
                 Err(SendError::Busy(frame) | SendError::NoLink(frame)) => {
@@ -143,7 +161,7 @@ impl Outbound {
             queue.sending = true;
             std::mem::take(&mut queue.waiting)
         };
-        let frame = next_frame(lane, &mut batch);
+        let frame = self.next_frame(lane, &mut batch);
         let mut queue = self.queue(lane).lock();
         queue.put_back(batch);
         queue.sending = frame.is_some();
@@ -153,29 +171,47 @@ impl Outbound {
     pub(in crate::driver) fn sent(&self, lane: Lane) {
         self.queue(lane).lock().sending = false;
     }
+
+    fn next_frame(&self, lane: Lane, batch: &mut VecDeque<Item>) -> Option<Frame> {
+        let (frame, weight) = next_frame(lane, batch)?;
+        self.weight.fetch_sub(weight, Ordering::Relaxed);
+        Some(frame)
+    }
 }
 
-/// A frame of as many messages as fit, of one cache. `None` if nothing waits.
-fn next_frame(lane: Lane, batch: &mut VecDeque<Item>) -> Option<Frame> {
+impl Item {
+    fn weight(&self) -> usize {
+        match self {
+            Item::Message { weight, .. } => *weight,
+            Item::NotOpen { .. } => 0,
+        }
+    }
+}
+
+/// A frame of as many messages as fit, of one cache, and what they weighed. `None` if nothing waits.
+fn next_frame(lane: Lane, batch: &mut VecDeque<Item>) -> Option<(Frame, usize)> {
+    let mut weight = 0;
     loop {
+        weight += batch.front()?.weight();
         match batch.pop_front()? {
             Item::NotOpen { cache } => {
                 if let Some(head) = wire::encode_cache(&CacheHead::NotOpen { cache }) {
-                    return Some(Frame::new(lane, head, Bytes::new()));
+                    return Some((Frame::new(lane, head, Bytes::new()), weight));
                 }
             }
-            Item::Message { cache, shard, message } => {
+            Item::Message { cache, shard, message, .. } => {
                 let mut body = Body::default();
                 body.add(shard, &message);
                 while body.bytes.len() < FRAME_BYTES
                     && let Some(Item::Message { cache: next, .. }) = batch.front()
                     && *next == cache
-                    && let Some(Item::Message { shard, message, .. }) = batch.pop_front()
+                    && let Some(Item::Message { shard, message, weight: more, .. }) = batch.pop_front()
                 {
+                    weight += more;
                     body.add(shard, &message);
                 }
                 if let Some(head) = wire::encode_cache(&CacheHead::Messages { cache: cache.to_string() }) {
-                    return Some(Frame::new(lane, head, body.finish()));
+                    return Some((Frame::new(lane, head, body.finish()), weight));
                 }
             }
         }
@@ -235,7 +271,7 @@ mod tests {
     use super::*;
 
     fn message(shard: u8, cache: &Arc<str>) -> Item {
-        Item::Message { cache: cache.clone(), shard, message: Box::new(CacheMessage::Bye) }
+        Item::Message { cache: cache.clone(), shard, message: Box::new(CacheMessage::Bye), weight: 10 }
     }
 
     #[test]
@@ -244,12 +280,13 @@ mod tests {
         let items = [message(3, &one), message(3, &one), message(0, &one), message(3, &one)];
         let mut batch: VecDeque<Item> = items.into_iter().chain([message(1, &other)]).collect();
         batch.push_back(Item::NotOpen { cache: "third".into() });
-        let frame = next_frame(Lane::Control, &mut batch).unwrap();
+        let (frame, weight) = next_frame(Lane::Control, &mut batch).unwrap();
+        assert_eq!(weight, 40);
         let groups = decode(&frame.body).unwrap();
         let lengths: Vec<_> = groups.iter().map(|(shard, messages)| (*shard, messages.len())).collect();
         assert_eq!(lengths, [(3, 2), (0, 1), (3, 1)]);
         let heads: Vec<_> = std::iter::from_fn(|| next_frame(Lane::Control, &mut batch))
-            .map(|frame| wire::decode(&frame).unwrap())
+            .map(|(frame, _)| wire::decode(&frame).unwrap())
             .collect();
         let other = wire::Heard::Cache(CacheHead::Messages { cache: "other".into() });
         let third = wire::Heard::Cache(CacheHead::NotOpen { cache: "third".into() });
@@ -275,6 +312,24 @@ mod tests {
         out.end();
         out.push(Lane::Bulk, message(1, &"c".into()));
         assert!(out.take(Lane::Bulk).is_none() && out.claim(Lane::Bulk).is_none());
+    }
+
+    // caught by: a queue without a bound
+    #[test]
+    fn a_peer_that_takes_nothing_is_full_until_it_takes_something() {
+        let (out, cache): (_, Arc<str>) = (Outbound::default(), "c".into());
+        let heavy = || Item::Message {
+            cache: cache.clone(),
+            shard: 0,
+            message: Box::new(CacheMessage::Bye),
+            weight: BUDGET / 2,
+        };
+        out.push(Lane::Bulk, heavy());
+        assert!(!out.is_full());
+        out.push(Lane::Control, heavy());
+        assert!(out.is_full());
+        assert!(out.take(Lane::Bulk).is_some());
+        assert!(!out.is_full());
     }
 
     #[test]

@@ -120,14 +120,21 @@ impl ShardState {
     }
 
     /// Takes out what the machine asks for. Under the lock, so that messages are queued in the order of its steps.
-    fn collect(&mut self, hosted: &Hosted, shard: u8, after: &mut After) {
+    fn collect(&mut self, hosted: &Hosted, driver: &Driver, shard: u8, after: &mut After) {
         while let Some(effect) = self.node.poll_effect() {
             match effect {
-                CacheEffect::Send { to, lane, message } => {
+                CacheEffect::Send { to, lane, mut message } => {
                     // to nobody who is not up: it would be lost in any case
                     let Some(link) = self.links.get(&to) else { continue };
-                    let (cache, message) = (hosted.name.clone(), Box::new(message));
-                    link.push(lane, Item::Message { cache, shard, message });
+                    if link.is_full() {
+                        if let CacheMessage::Forward { request, .. } = message {
+                            self.node.not_sent(&to, request, driver.now());
+                            continue;
+                        }
+                        message.shorten();
+                    }
+                    let (cache, weight) = (hosted.name.clone(), message.weight());
+                    link.push(lane, Item::Message { cache, shard, message: Box::new(message), weight });
                     if !after.sends.iter().any(|(peer, _)| *peer == to) {
                         after.sends.push((to, link.clone()));
                     }
@@ -209,13 +216,14 @@ impl Hosted {
     /// One step of one shard.
     fn step<R>(
         &self,
+        driver: &Driver,
         (index, cell): (u8, &ShardCell),
         after: &mut After,
         act: impl FnOnce(&mut ShardState) -> R,
     ) -> R {
         let mut state = cell.state.lock();
         let result = act(&mut state);
-        state.collect(self, index, after);
+        state.collect(self, driver, index, after);
         self.arm(cell, &state);
         result
     }
@@ -228,7 +236,7 @@ impl Hosted {
     fn each(&self, driver: &Driver, mut act: impl FnMut(&mut ShardState)) {
         let mut after = After::default();
         for cell in self.cells() {
-            self.step(cell, &mut after, &mut act);
+            self.step(driver, cell, &mut after, &mut act);
         }
         after.carry_out(driver, self);
     }
@@ -253,7 +261,7 @@ impl Hosted {
     pub(super) fn open(&self, driver: &Driver, up: &BTreeMap<Peer, Arc<Outbound>>) -> After {
         let mut after = After::default();
         for cell in self.cells() {
-            self.step(cell, &mut after, |state| {
+            self.step(driver, cell, &mut after, |state| {
                 state.links.clone_from(up);
                 state.read_view(driver);
                 up.keys().for_each(|peer| state.node.handle_peer_up(peer, driver.now()));
@@ -287,7 +295,7 @@ impl Hosted {
         let now = driver.now();
         for (index, messages) in messages {
             let Some(cell) = self.shards.get(usize::from(index)) else { continue };
-            self.step((index, cell), &mut after, |state| {
+            self.step(driver, (index, cell), &mut after, |state| {
                 // nothing of a session that is over
                 if state.links.contains_key(from) {
                     messages.into_iter().for_each(|message| state.node.handle_message(from, message, now));
@@ -304,7 +312,7 @@ impl Hosted {
     pub(crate) fn accept_loss(&self, driver: &Driver, partition: PartitionId) {
         let mut after = After::default();
         let now = driver.now();
-        self.step(self.cell(partition), &mut after, |state| state.node.accept_loss(partition, now));
+        self.step(driver, self.cell(partition), &mut after, |state| state.node.accept_loss(partition, now));
         after.carry_out(driver, self);
     }
 
@@ -357,7 +365,7 @@ impl Hosted {
         let now = driver.now();
         for (index, cell) in self.cells() {
             if cell.due.load(Ordering::SeqCst) <= nanoseconds(now) {
-                self.step((index, cell), &mut after, |state| state.node.handle_timeout(now));
+                self.step(driver, (index, cell), &mut after, |state| state.node.handle_timeout(now));
             }
         }
         after.carry_out(driver, self);
@@ -432,7 +440,7 @@ impl Hosted {
         }
         state.node.operate(ticket, partition, operation, options, driver.now());
         after.at_once.clear();
-        state.collect(self, index, after);
+        state.collect(self, driver, index, after);
         self.arm(cell, &state);
         let at_once = after.at_once.iter().position(|(done, _)| *done == ticket);
         if let Some(at) = at_once {
@@ -447,7 +455,7 @@ impl Hosted {
 
     fn cancel(&self, driver: &Driver, partition: PartitionId, ticket: u64) {
         let mut after = After::default();
-        let waiter = self.step(self.cell(partition), &mut after, |state| {
+        let waiter = self.step(driver, self.cell(partition), &mut after, |state| {
             let waiter = state.waiting.remove(&ticket);
             if waiter.is_some() {
                 state.node.cancel(ticket);

@@ -2,8 +2,8 @@
 
 use super::{Cache, CallOptions, Partition};
 use crate::cache::{
-    CacheError, Found, Operation, Options, Outcome, PartitionId, PatternError, Record, RecordPattern, Reply,
-    Term,
+    Applied, CacheError, Found, Operation, Options, Outcome, PartitionId, PatternError, Record,
+    RecordPattern, Reply, Term,
 };
 use crate::driver::cache::Answer;
 
@@ -74,19 +74,28 @@ impl Cache {
 
     /// Operations on several partitions at once, each with its own answer, in their order.
     pub(super) async fn call_all(&self, operations: Vec<(PartitionId, Operation)>) -> Vec<Said> {
-        let mut said = Vec::with_capacity(operations.len());
-        let options = match self.check_open().and_then(|()| self.options()) {
-            Ok(options) => options,
+        match self.check_open().and_then(|()| self.options()) {
+            Ok(options) => self.call_all_with(operations, options).await,
             Err(error) => {
                 self.hosted.stats.ended::<()>(&Err(error.clone()));
-                said.extend(operations.into_iter().map(|(partition, _)| (partition, Err(error.clone()))));
-                return said;
+                operations.into_iter().map(|(partition, _)| (partition, Err(error.clone()))).collect()
             }
-        };
+        }
+    }
+
+    /// The same with a deadline that was set before, for what takes several rounds.
+    pub(super) async fn call_all_with(
+        &self,
+        operations: Vec<(PartitionId, Operation)>,
+        options: Options,
+    ) -> Vec<Said> {
+        let mut said = Vec::with_capacity(operations.len());
+        // more than may be under way at once would be refused as busy
+        let at_once = WINDOW.min(self.config().max_pending).max(1);
         let mut operations = operations.into_iter().peekable();
         while operations.peek().is_some() {
             let mut places = Vec::new();
-            let window = operations.by_ref().take(WINDOW).map(|(partition, operation)| {
+            let window = operations.by_ref().take(at_once).map(|(partition, operation)| {
                 self.hosted.stats.began(&operation);
                 places.push((partition, matches!(operation, Operation::Write(_))));
                 let options = self.on(partition, &operation, &options);
@@ -174,26 +183,39 @@ impl Cache {
     }
 }
 
-/// The good answers and the partitions that gave none. What makes no sense for any partition is an error of the whole:
-/// that the pattern has another arity than the records counts only if no partition has records of its arity.
+/// The good answers and the partitions that gave none. What makes no sense for any partition is an error of the whole,
+/// unless one has given another answer and may have changed something: that the pattern has another arity than the records counts only if no partition has records of its arity.
 pub(super) fn sort_out(said: Vec<Said>) -> Result<(Vec<Reply>, Vec<PartitionId>), CacheError> {
-    let (mut answers, mut missing) = (Vec::new(), Vec::new());
+    let (mut answers, mut missing, mut refused) = (Vec::new(), Vec::new(), Vec::new());
+    let mut unsure = false;
     let mut arity: Option<(usize, Vec<usize>)> = None;
+    let mut whole = None;
     for (partition, answer) in said {
         match answer {
             Ok(reply) => answers.push(reply),
             Err(CacheError::Pattern(PatternError::Arity { given, held })) => {
                 arity.get_or_insert((given, Vec::new())).1.extend(held);
             }
-            // nothing has been begun anywhere, or it was a read
             Err(
                 error @ (CacheError::Stopped
                 | CacheError::Config(_)
                 | CacheError::Pattern(_)
                 | CacheError::TooLarge { .. }),
-            ) => return Err(error),
-            Err(_) => missing.push(partition),
+            ) => {
+                refused.push(partition);
+                whole.get_or_insert(error);
+            }
+            Err(error) => {
+                unsure |= error.applied() != Applied::No;
+                missing.push(partition);
+            }
         }
+    }
+    // of a delete that a part of the partitions has carried out nobody may say that nothing has changed
+    let changed = |reply: &Reply| matches!(reply.outcome, Outcome::Written(_) | Outcome::Removed(_));
+    match whole {
+        Some(error) if !unsure && !answers.iter().any(changed) => return Err(error),
+        _ => missing.append(&mut refused),
     }
     let found = answers.iter().any(|reply| !is_empty(&reply.outcome));
     match arity {
@@ -212,5 +234,32 @@ fn is_empty(outcome: &Outcome) -> bool {
         Outcome::Written(count) | Outcome::Removed(count) => *count == 0,
         Outcome::Records(records) => records.is_empty(),
         Outcome::Bindings(bindings) => bindings.is_empty(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reply(outcome: Outcome) -> Answer {
+        Ok(Reply { outcome, version: None })
+    }
+
+    // caught by: one partition that was stopped speaks for all
+    #[test]
+    fn of_a_delete_that_was_carried_out_in_part_nobody_says_that_nothing_has_changed() {
+        let place = PartitionId::new;
+        let stopped = || Err(CacheError::Stopped);
+        let (answers, missing) =
+            sort_out(vec![(place(0), reply(Outcome::Removed(3))), (place(1), stopped())]).unwrap();
+        assert_eq!((answers.len(), missing), (1, vec![place(1)]));
+        let unknown = Err(CacheError::Timeout { applied: Applied::Unknown });
+        let (_, missing) = sort_out(vec![(place(0), unknown), (place(1), stopped())]).unwrap();
+        assert_eq!(missing, [place(0), place(1)]);
+        // nothing was, or it was a read
+        let both = sort_out(vec![(place(0), stopped()), (place(1), Err(CacheError::Busy))]);
+        assert_eq!(both.unwrap_err(), CacheError::Stopped);
+        let read = sort_out(vec![(place(0), reply(Outcome::Records(Vec::new()))), (place(1), stopped())]);
+        assert_eq!(read.unwrap_err(), CacheError::Stopped);
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Cache;
-use crate::cache::{CacheError, Operation, Outcome, PartitionId, Record, WriteOp};
+use crate::cache::{CacheError, Operation, Options, Outcome, PartitionId, Record, WriteOp};
 use crate::driver::cache::BATCH_BYTES;
 
 impl Cache {
@@ -61,7 +61,7 @@ impl Cache {
             let (what, option) = ("the batch in records".into(), "max_batch_records".into());
             return Err(CacheError::TooLarge { what, given: records.len() as u64, max: max as u64, option });
         }
-        self.options()?;
+        let options = self.check_open().and_then(|()| self.options())?;
         let mut refused = Vec::new();
         let mut groups: BTreeMap<PartitionId, Vec<Record>> = BTreeMap::new();
         for (index, record) in (0..).zip(records) {
@@ -71,7 +71,7 @@ impl Cache {
                 Err(error) => refused.push((index, error)),
             }
         }
-        let (applied, failed) = self.put_groups(groups).await;
+        let (applied, failed) = self.put_groups(groups, options).await;
         if refused.is_empty() && failed.is_empty() {
             Ok(applied)
         } else {
@@ -83,6 +83,7 @@ impl Cache {
     async fn put_groups(
         &self,
         groups: BTreeMap<PartitionId, Vec<Record>>,
+        options: Options,
     ) -> (u64, Vec<(PartitionId, CacheError)>) {
         let mut pieces: Vec<_> =
             groups.into_iter().map(|(partition, records)| (partition, in_pieces(records))).collect();
@@ -92,7 +93,7 @@ impl Cache {
                 let records = pieces.next()?;
                 Some((*partition, Operation::Write(WriteOp::Put(records))))
             });
-            for (partition, answer) in self.call_all(next.collect()).await {
+            for (partition, answer) in self.call_all_with(next.collect(), options.clone()).await {
                 match answer.map(|reply| reply.outcome) {
                     Ok(Outcome::Written(written)) => applied += written,
                     Ok(_) => failed.push((partition, self.nonsense())),
