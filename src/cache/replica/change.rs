@@ -192,6 +192,16 @@ impl Replica {
         let early = ctx.rules.breaks(Mutation::TombstoneDroppedEarly);
         let ttl = if early { Duration::ZERO } else { ctx.config.tombstone_ttl };
         let forgotten = self.store.purge(ctx.now, ttl, all_have, FORGOTTEN);
+        if forgotten >= FORGOTTEN {
+            // there are more: at one step a look, many deletes would pile up
+            let soon = ctx.now.saturating_add(LOOK.0);
+            match &mut self.role {
+                Role::Leading(leading) => leading.purge_at = Some(soon),
+                Role::Following(following) => following.purge_at = Some(soon),
+                Role::Idle => {}
+            }
+            self.wake_at(soon);
+        }
         if early && forgotten > 0 {
             // and what was forgotten is not remembered either
             let mut header = self.store.snapshot_header();

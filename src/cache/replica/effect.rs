@@ -78,7 +78,8 @@ pub enum CacheEvent {
         need: usize,
     },
     /// A copy was discarded instead of merged: deletes that it has missed are forgotten. What it alone held is
-    /// reported as [`CacheEvent::Conflict`].
+    /// reported as [`CacheEvent::Conflict`]. Deletes that it alone made, and has forgotten itself since, are undone and
+    /// named nowhere else.
     Discarded {
         /// The partition.
         partition: PartitionId,

@@ -83,9 +83,16 @@ impl Waiting {
         }
     }
 
-    fn pop_through(&mut self, seq: u64) -> Option<(Version, Waiter)> {
+    /// The next of the callers up to one number and of the merges up to another, which is not smaller.
+    fn pop_through(&mut self, callers: u64, merges: u64) -> Option<(Version, Waiter)> {
         let first = *self.by_seq.first_key_value()?.0;
-        if first <= seq { self.remove(first) } else { None }
+        if first <= callers {
+            return self.remove(first);
+        }
+        let mut beyond = self.by_seq.range(..=merges);
+        let merge = beyond.find(|(_, (_, waiter))| matches!(waiter, Waiter::Merge { .. }));
+        let seq = merge.map(|(seq, _)| *seq)?;
+        self.remove(seq)
     }
 
     fn pop_expired(&mut self, now: Duration) -> Option<(Version, Waiter)> {
@@ -398,11 +405,10 @@ impl Replica {
         if got < need {
             return Err(CacheError::NoQuorum { got, need });
         }
-        let (got, expected) = (ctx.members.live.len(), ctx.config.expected_nodes.unwrap_or(0));
-        if mode != WriteMode::Async && got * 2 <= expected {
-            return Err(CacheError::NoQuorum { got, need: expected / 2 + 1 });
+        match enough_nodes(ctx) {
+            Err(error) if mode != WriteMode::Async => Err(error),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Applies the next write of the epoch; how many records went.
@@ -430,7 +436,9 @@ impl Replica {
         Ok(removed)
     }
 
-    /// Answers what a majority has.
+    /// Answers what a majority has, and `min_copies` owners have: owners may have gone since the write began, and with
+    /// them the majority has become smaller. A merge waits for the majority only: the copy that it is from becomes an
+    /// owner after it.
     pub(super) fn confirm(&mut self, ctx: Context<'_>) {
         let end = seq_of(self.store.applied());
         let Role::Leading(leading) = &mut self.role else { return };
@@ -440,10 +448,12 @@ impl Replica {
         let has = |owner: &Peer| leading.has(owner, ctx.me, end).unwrap_or(0);
         let mut ends: Vec<u64> = leading.config.owners.iter().map(has).collect();
         ends.sort_unstable_by(|a, b| b.cmp(a));
-        let confirmed = ends.get(majority(ends.len()) - 1).copied().unwrap_or(0);
+        let of = |copies: usize| ends.get(copies.saturating_sub(1)).copied().unwrap_or(0);
+        let merges = of(majority(ends.len()));
+        let confirmed = if enough_nodes(ctx).is_ok() { of(need(&leading.config, ctx)) } else { 0 };
         let (mut callers, mut merged) = (Vec::new(), Vec::new());
-        while let Some((version, waiter)) = leading.waiting.pop_through(confirmed) {
-            leading.commit = Some(version.clone());
+        while let Some((version, waiter)) = leading.waiting.pop_through(confirmed, merges) {
+            leading.commit = leading.commit.take().max(Some(version.clone()));
             match waiter {
                 Waiter::Caller { ticket, outcome, .. } => callers.push((ticket, outcome, version)),
                 Waiter::Merge { peer, number } => merged.push((peer, number)),
@@ -466,7 +476,7 @@ impl Replica {
         let mut late = Vec::new();
         while let Some((version, waiter)) = leading.waiting.pop_expired(ctx.now) {
             if let Waiter::Caller { ticket, .. } = waiter {
-                late.push((ticket, leading.not_enough(&version, ctx.me, end)));
+                late.push((ticket, leading.not_enough(&version, ctx, end)));
             }
         }
         for (ticket, error) in late {
@@ -481,7 +491,7 @@ impl Replica {
         let mut lost = Vec::new();
         while let Some((version, waiter)) = leading.waiting.pop() {
             if let Waiter::Caller { ticket, .. } = waiter {
-                lost.push((ticket, leading.not_enough(&version, ctx.me, end)));
+                lost.push((ticket, leading.not_enough(&version, ctx, end)));
             }
         }
         for (ticket, error) in lost {
@@ -520,10 +530,21 @@ impl Replica {
 }
 
 impl Leading {
-    fn not_enough(&self, version: &Version, me: &Peer, end: u64) -> CacheError {
-        CacheError::NotEnoughAcks {
-            got: self.count(version.seq, me, end),
-            need: majority(self.config.owners.len()),
-        }
+    fn not_enough(&self, version: &Version, ctx: Context<'_>, end: u64) -> CacheError {
+        CacheError::NotEnoughAcks { got: self.count(version.seq, ctx.me, end), need: need(&self.config, ctx) }
     }
+}
+
+/// How many owners have to have a `Sync` write before it is answered.
+fn need(config: &Config, ctx: Context<'_>) -> usize {
+    majority(config.owners.len()).max(ctx.config.min_copies)
+}
+
+/// Whether more than half of the nodes that are expected are here.
+fn enough_nodes(ctx: Context<'_>) -> Result<(), CacheError> {
+    let (got, expected) = (ctx.members.live.len(), ctx.config.expected_nodes.unwrap_or(0));
+    if got * 2 <= expected && expected > 0 {
+        return Err(CacheError::NoQuorum { got, need: expected / 2 + 1 });
+    }
+    Ok(())
 }

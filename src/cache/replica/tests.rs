@@ -530,3 +530,21 @@ fn joins_and_drains_move_the_partition_without_a_loss() {
         assert_eq!(net.losers, []);
     }
 }
+
+// caught by: a write that waits is confirmed by a majority of whoever is left
+#[test]
+fn cache_06_owners_that_go_do_not_make_a_write_need_fewer_copies() {
+    let mut net = Net::new(1, &NAMES[..2], config(2).min_copies(2));
+    net.settle();
+    let primary = net.primary().unwrap();
+    let other = net.peers().into_iter().find(|peer| *peer != primary).unwrap();
+    let ticket = net.ask_at(&primary, 1, true, WriteMode::Sync).unwrap();
+    net.crash(&other);
+    net.heal();
+    while !net.answers.contains_key(&ticket) {
+        assert!(net.step(), "it is never answered:\n{}", net.dump());
+    }
+    assert_eq!(net.nodes[&primary].replica.config().unwrap().owners, [primary], "it goes on alone");
+    let answer = &net.answers[&ticket];
+    assert!(matches!(answer, Err(CacheError::NotEnoughAcks { got: 1, need: 2 })), "{answer:?}");
+}
