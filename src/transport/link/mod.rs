@@ -60,6 +60,7 @@
 
 mod packet;
 mod pieces;
+mod rules;
 mod session;
 
 #[cfg(test)]
@@ -75,6 +76,7 @@ use serde::{Deserialize, Serialize};
 pub use packet::Packet;
 use packet::{Heard, Hello, LINK_VERSION, PacketError, PerLane, Word};
 use pieces::Piece;
+pub use rules::{LinkMutation, LinkRules};
 use session::{Due, Session};
 
 use super::{Frame, SendError, Terms};
@@ -312,6 +314,7 @@ enum Phase {
 }
 
 #[derive(Debug)]
+#[cfg_attr(feature = "testing", derive(Clone))]
 struct Raw {
     phase: Phase,
     peer: Option<Peer>,
@@ -334,12 +337,14 @@ enum Timer {
 
 /// All links of one node. See the module.
 #[derive(Debug)]
+#[cfg_attr(feature = "testing", derive(Clone))]
 pub struct Links {
     me: Peer,
     settled: bool,
     stopped: bool,
     terms: Terms,
     config: LinkConfig,
+    rules: LinkRules,
     now: Time,
     raws: BTreeMap<RawId, Raw>,
     /// The connection of each name that has passed admission.
@@ -372,6 +377,7 @@ impl Links {
             stopped: false,
             terms,
             config: config.bounded(),
+            rules: LinkRules::all(),
             now: Time::ZERO,
             raws: BTreeMap::new(),
             current: BTreeMap::new(),
@@ -388,6 +394,18 @@ impl Links {
             last_token: 0,
             stats: LinkStats::default(),
         }
+    }
+
+    /// Breaks a rule, for the checks.
+    #[cfg(feature = "testing")]
+    pub(crate) fn set_rules(&mut self, rules: LinkRules) {
+        self.rules = rules;
+    }
+
+    /// The number of the session with exactly this peer.
+    #[cfg(feature = "testing")]
+    pub(crate) fn session_id(&self, peer: &Peer) -> Option<u64> {
+        self.session(peer).map(|session| session.id)
     }
 
     /// This node, in this life.
@@ -927,8 +945,15 @@ impl Links {
 
     fn on_fresh(&mut self, raw: RawId, session: u64) {
         let Some(peer) = self.peer_of(raw) else { return };
+        let left = match self.sessions.get(&peer.node) {
+            Some(session) if self.rules.breaks(LinkMutation::QueueOutlives) => session.left(),
+            Some(_) | None => Vec::new(),
+        };
         self.down(&peer.node, DownReason::Forgotten);
         self.up(raw, &peer, session);
+        if let Some(session) = self.session_on(raw) {
+            session.take_over(left);
+        }
     }
 
     fn on_confirmed(&mut self, raw: RawId, session: u64) {
@@ -986,7 +1011,7 @@ impl Links {
     fn up(&mut self, raw: RawId, peer: &Peer, id: u64) {
         self.settled = true;
         self.remember(peer);
-        let session = Session::new(peer.clone(), id, raw, self.now);
+        let session = Session::new(peer.clone(), id, raw, self.now, self.rules);
         self.sessions.insert(peer.node.clone(), session);
         self.set_phase(raw, Phase::Live);
         self.set_raw_timer(raw, None);
@@ -1089,7 +1114,7 @@ impl Links {
     }
 
     fn on_piece(&mut self, raw: RawId, number: u64, piece: Piece) {
-        let max_frame = self.config.max_frame;
+        let (max_frame, rules) = (self.config.max_frame, self.rules);
         let now = self.now;
         if self.raws.get(&raw).is_none_or(|state| state.phase != Phase::Live) {
             self.unexpected(raw);
@@ -1099,7 +1124,9 @@ impl Links {
         session.heard(now);
         let lane = piece.part.lane.index();
         let expected = session.received[lane] + 1;
-        if number == expected {
+        let again = number < expected && rules.breaks(LinkMutation::GivesTwice);
+        let behind = number > expected && rules.breaks(LinkMutation::TakesBehindGap);
+        if number == expected || again || behind {
             let Ok(frame) = session.incoming[lane].add(piece, max_frame) else {
                 // written again it would be as long again
                 let node = session.peer.node.clone();
@@ -1107,7 +1134,7 @@ impl Links {
                 self.down(&node, DownReason::Broken);
                 return;
             };
-            session.received[lane] = number;
+            session.received[lane] = number.max(session.received[lane]);
             session.ack_due = true;
             let suspect = session.suspect;
             if let Some(frame) = frame {
@@ -1154,7 +1181,10 @@ impl Links {
         if reason == DownReason::Stalled {
             self.stats.stalled += 1;
         }
-        self.effects.push_back(Effect::Down(session.peer, reason));
+        let silent = reason == DownReason::Forgotten && self.rules.breaks(LinkMutation::ReplacesInSilence);
+        if !silent {
+            self.effects.push_back(Effect::Down(session.peer, reason));
+        }
         if let Some(raw) = session.raw {
             self.say(raw, &Word::Down);
             self.close(raw);

@@ -390,6 +390,36 @@ fn hazard_14_a_short_break_loses_nothing() {
     assert_eq!(w.told[0].iter().filter(|t| matches!(t, Told::Resumed)).count(), 1);
 }
 
+/// Each new connection began the wait anew: a frame that no connection lived long enough to carry was under way for
+/// ever, beyond every tombstone.
+#[test]
+fn connections_that_break_before_a_frame_arrives_do_not_hold_it_for_ever() {
+    let mut w = World::new(&[peer("a", 1), peer("b", 2)]);
+    let mut raw = w.open(0, 1);
+    w.settle();
+    let began = w.now;
+    assert!(w.send(0, 1, Lane::Data, 1));
+    while !w.told[0].iter().any(|told| matches!(told, Told::Down(_))) {
+        assert!(w.now - began < Duration::from_secs(15), "no tombstone lives longer");
+        w.cut(raw, [true, true]);
+        w.pass(1900 * MS);
+        raw = w.open(0, 1);
+        // the connection is agreed on and breaks before the frame has arrived
+        while !w.ends[0].raws.get(&RawId(raw)).is_some_and(|state| state.phase == Phase::Live)
+            || !w.ends[1].raws.get(&RawId(raw)).is_some_and(|state| state.phase == Phase::Live)
+        {
+            assert!(w.carry(raw, 0) | w.carry(raw, 1));
+        }
+        let way = &mut w.connections.get_mut(&raw).unwrap().ways[0].packets;
+        way.retain(|packet| packet.lane().is_none());
+        w.timeouts();
+    }
+    assert_eq!(w.ends[0].stats().stalled, 1);
+    w.settle();
+    assert!(w.frames(1).is_empty());
+    assert!(matches!(w.told[1].last(), Some(Told::Down(_))), "both ends: {:?}", w.told[1]);
+}
+
 #[test]
 fn hazard_14_a_long_break_is_down_at_both_ends_and_seen_by_one_first() {
     for seen in [[true, true], [true, false], [false, true]] {
