@@ -133,7 +133,8 @@ async fn deliver_frame(driver: &Driver, peer: &Peer, mut frame: Frame, state: &L
             Some(Ok(())) => return true,
             Some(Err(SendError::TooLarge(frame))) => {
                 driver.stats.frames_too_large.add(1);
-                tracing::error!(%peer, bytes = frame.len(), "the transport cannot carry a frame of the protocol");
+                let (bytes, limit) = (frame.len(), driver.transport.max_frame());
+                tracing::error!(%peer, bytes, limit, "the transport cannot carry a frame of the protocol");
                 return true;
             }
             Some(Err(SendError::NoLink(back) | SendError::Busy(back))) => {

@@ -58,6 +58,7 @@
 //! which is before its [`Effect::Down`] is carried out. So a router that counts the frames of a session never has
 //! one of them in another: one session may replace another of the same peer in one step.
 
+mod news;
 mod packet;
 mod pieces;
 mod rules;
@@ -73,6 +74,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use serde::{Deserialize, Serialize};
 
+use news::News;
 pub use packet::Packet;
 use packet::{Heard, Hello, LINK_VERSION, PacketError, PerLane, Word};
 use pieces::Piece;
@@ -117,7 +119,8 @@ pub struct LinkConfig {
     /// A longer frame travels in pieces of this many bytes, so that a more urgent one need not wait for all of it,
     /// and a slow peer makes progress (unlimited: the frame is one packet). Each end chooses its own.
     pub piece_bytes: usize,
-    /// The longest frame, head and body, in bytes (1 GiB and 1 MiB: the longest payload that a scope allows).
+    /// The longest frame, head and body, in bytes (1 GiB and 1 MiB: the longest payload that a scope allows). Ends
+    /// with different limits refuse each other: what one may send, the other has to take.
     pub max_frame: usize,
 }
 
@@ -192,16 +195,28 @@ pub enum Refusal {
         ours: u8,
     },
     /// A live node of that name has this incarnation.
-    #[error("a live node of that name has incarnation {live}")]
+    #[error("incarnation {theirs} came under a name that a live node has with incarnation {live}")]
     Superseded {
+        /// The incarnation of the refused end.
+        theirs: Incarnation,
         /// The incarnation that holds the name.
         live: Incarnation,
     },
     /// The name was known in this, not lower, incarnation: take a higher one.
-    #[error("the name was known as incarnation {incarnation}")]
+    #[error("incarnation {theirs} came under a name that was known with incarnation {incarnation}")]
     Known {
+        /// The incarnation of the refused end.
+        theirs: Incarnation,
         /// The highest incarnation that was known.
         incarnation: Incarnation,
+    },
+    /// Another limit of a frame: what the one may send, the other would not take.
+    #[error("a limit of {theirs} bytes a frame (`max_frame`) was offered to a node with {ours}")]
+    MaxFrame {
+        /// What the refused end has.
+        theirs: u64,
+        /// What the refusing end has.
+        ours: u64,
     },
 }
 
@@ -365,6 +380,7 @@ pub struct Links {
     last_session: u64,
     last_token: u64,
     stats: LinkStats,
+    news: News,
 }
 
 // Getters.
@@ -393,6 +409,7 @@ impl Links {
             last_session: 0,
             last_token: 0,
             stats: LinkStats::default(),
+            news: News::default(),
         }
     }
 
@@ -470,7 +487,8 @@ impl Links {
         }
         self.raws.insert(raw, Raw::new(Phase::Greeting));
         let (terms, peer, settled) = (self.terms.clone(), self.me.clone(), self.settled);
-        self.say(raw, &Word::Hello(Hello { terms, peer, settled }));
+        let max_frame = self.max_frame();
+        self.say(raw, &Word::Hello(Hello { terms, peer, settled, max_frame }));
         self.set_raw_timer(raw, Some(self.now + self.config.handshake_timeout));
     }
 
@@ -498,14 +516,27 @@ impl Links {
         match packet::decode(packet, self.config.max_frame) {
             Ok(Heard::Piece { number, piece }) => self.on_piece(raw, number, piece),
             Ok(Heard::Word(word)) => self.on_word(raw, word),
-            Err(PacketError::UnknownKind(_)) => self.stats.unknown += 1,
+            Err(error @ PacketError::UnknownKind(_)) => {
+                self.stats.unknown += 1;
+                self.log(raw, "unknown", error);
+            }
             Err(PacketError::OtherVersion(theirs)) => {
                 self.refuse(raw, Refusal::LinkVersion { theirs, ours: LINK_VERSION });
             }
-            Err(PacketError::Malformed | PacketError::TooLarge) => {
+            Err(error @ (PacketError::Malformed | PacketError::TooLarge)) => {
                 self.stats.malformed += 1;
+                self.log(raw, "malformed", error);
                 self.break_raw(raw);
             }
+        }
+    }
+
+    /// Once for each peer and cause.
+    fn log(&mut self, raw: RawId, cause: &'static str, error: PacketError) {
+        let node = self.session_on(raw).map(|session| session.peer.node.clone());
+        if self.news.is_news(node.as_ref(), cause) {
+            let said = self.peer_of(raw);
+            tracing::warn!(me = %self.me, peer = ?said, %error, "strange input; more of this sort is counted only");
         }
     }
 
@@ -740,7 +771,7 @@ impl Links {
     }
 
     fn on_hello(&mut self, raw: RawId, hello: Hello) {
-        if let Some(refusal) = self.differs(&hello.terms) {
+        if let Some(refusal) = self.differs(&hello.terms, hello.max_frame) {
             self.refuse(raw, refusal);
             return;
         }
@@ -762,7 +793,11 @@ impl Links {
         self.admit(raw, false);
     }
 
-    fn differs(&self, terms: &Terms) -> Option<Refusal> {
+    fn max_frame(&self) -> u64 {
+        u64::try_from(self.config.max_frame).unwrap_or(u64::MAX)
+    }
+
+    fn differs(&self, terms: &Terms, max_frame: u64) -> Option<Refusal> {
         let ours = &self.terms;
         if terms.protocol != ours.protocol {
             return Some(Refusal::Protocol { theirs: terms.protocol, ours: ours.protocol });
@@ -773,13 +808,16 @@ impl Links {
         if terms.vnodes != ours.vnodes {
             return Some(Refusal::Vnodes { theirs: terms.vnodes, ours: ours.vnodes });
         }
+        if max_frame != self.max_frame() {
+            return Some(Refusal::MaxFrame { theirs: max_frame, ours: self.max_frame() });
+        }
         None
     }
 
     fn on_own_name(&mut self, raw: RawId, theirs: Incarnation) {
         let ours = self.me.incarnation;
         match theirs.cmp(&ours) {
-            std::cmp::Ordering::Less => self.refuse(raw, Refusal::Superseded { live: ours }),
+            std::cmp::Ordering::Less => self.refuse(raw, Refusal::Superseded { theirs, live: ours }),
             // we have dialled ourselves
             std::cmp::Ordering::Equal => self.break_raw(raw),
             std::cmp::Ordering::Greater => {
@@ -822,12 +860,12 @@ impl Links {
             if older && settled {
                 self.retire(&peer.node);
             } else if older {
-                self.refuse(raw, Refusal::Known { incarnation: rival });
+                self.refuse(raw, Refusal::Known { theirs: ours, incarnation: rival });
                 return;
             }
         }
         if let Some(known) = self.known.get(&peer.node).filter(|known| !settled && ours <= **known) {
-            self.refuse(raw, Refusal::Known { incarnation: *known });
+            self.refuse(raw, Refusal::Known { theirs: ours, incarnation: *known });
             return;
         }
         self.set_raw_timer(raw, Some(self.now + self.config.handshake_timeout));
@@ -880,12 +918,16 @@ impl Links {
         if *of != current || *token > answered {
             return;
         }
-        let (peer, settled) = (peer.clone(), *settled);
-        let live = self.sessions.get(&peer.node).map(|session| session.peer.incarnation);
+        let (theirs, settled) = (peer.incarnation, *settled);
+        let live = self.sessions.get(&node).map(|session| session.peer.incarnation);
         match live {
-            Some(live) if peer.incarnation < live || !settled => {
-                self.refuse(raw, Refusal::Superseded { live });
+            // nearly always the same life, which has opened two connections while it started: no event. A twin that
+            // starts and has drawn the same number learns of it by the word
+            Some(live) if !settled && theirs == live => {
+                self.say(raw, &Word::Refused(Refusal::Superseded { theirs, live }));
+                self.close(raw);
             }
+            Some(live) if theirs < live || !settled => self.refuse(raw, Refusal::Superseded { theirs, live }),
             Some(_) | None => self.break_raw(raw),
         }
     }
@@ -964,15 +1006,10 @@ impl Links {
         }
     }
 
-    /// Whether there is a session with a node of this name.
-    fn is_linked_by_name(&self, node: &Option<NodeId>) -> bool {
-        node.as_ref().is_some_and(|node| self.sessions.contains_key(node))
-    }
-
     fn on_refused(&mut self, raw: RawId, refusal: Refusal) {
         let node = self.peer_of(raw).map(|peer| peer.node);
         match refusal {
-            Refusal::Known { incarnation } if !self.settled => {
+            Refusal::Known { incarnation, .. } if !self.settled => {
                 self.me.incarnation = self.me.incarnation.max(incarnation).next();
                 self.effects.push_back(Effect::Reborn);
                 // the others have read the old one
@@ -982,17 +1019,19 @@ impl Links {
                 }
                 return;
             }
-            Refusal::Superseded { live } if live == self.me.incarnation && self.is_linked_by_name(&node) => {
-                // it has this very life on another connection; two that dial each other at once open two
+            Refusal::Superseded { live, .. } if live == self.me.incarnation && self.settled => {
+                // it had this very life on another connection, which may be over again meanwhile; two that dial each
+                // other at once open two
                 self.break_raw(raw);
                 return;
             }
-            Refusal::Superseded { live } => self.effects.push_back(Effect::Superseded { live }),
+            Refusal::Superseded { live, .. } => self.effects.push_back(Effect::Superseded { live }),
             Refusal::Known { .. }
             | Refusal::Scope { .. }
             | Refusal::Vnodes { .. }
             | Refusal::Protocol { .. }
-            | Refusal::LinkVersion { .. } => {}
+            | Refusal::LinkVersion { .. }
+            | Refusal::MaxFrame { .. } => {}
         }
         self.effects.push_back(Effect::Refused { raw, node, refusal });
         self.break_raw(raw);
@@ -1180,6 +1219,9 @@ impl Links {
         }
         if reason == DownReason::Stalled {
             self.stats.stalled += 1;
+        }
+        if reason == DownReason::Broken && self.news.is_news(Some(node), "broken") {
+            tracing::warn!(me = %self.me, peer = %session.peer, %reason, "link given up; more of this sort at debug");
         }
         let silent = reason == DownReason::Forgotten && self.rules.breaks(LinkMutation::ReplacesInSilence);
         if !silent {
