@@ -177,7 +177,8 @@ impl Pipes {
     pub(super) fn write(&mut self, raw: RawId, from: usize, packet: Packet) {
         let Some(connection) = self.get_mut(raw) else { return };
         let side = connection.side(from);
-        if connection.dead || connection.gone[1 - side] {
+        // its own end may be over already, though the link layer is told of it next
+        if connection.dead || !connection.held[side] || connection.gone[1 - side] {
             self.lost += 1;
         } else {
             connection.ways[side].push_back(Item::Packet(packet));
@@ -212,7 +213,9 @@ impl Pipes {
             Item::Packet(_) => connection.held[1 - side],
             Item::Closed => {
                 connection.gone[1 - side] = true;
-                connection.ways[1 - side].clear();
+                if connection.gone[side] {
+                    connection.ways[1 - side].clear();
+                }
                 std::mem::take(&mut connection.held[1 - side])
             }
         };
