@@ -121,7 +121,7 @@ pub(super) async fn join(
     number: Option<u64>,
     target: Target,
 ) -> Result<Membership, JoinError> {
-    let now = Instant::now();
+    let mut now = Instant::now();
     let deadline = now + driver.config.join_timeout;
     let mut target = Unused { target: Some(target), driver };
     loop {
@@ -159,6 +159,8 @@ pub(super) async fn join(
                 if number.is_some() && timeout_at(deadline, decided.changed()).await.is_err() {
                     return Err(unreachable(driver, &group));
                 }
+                // a claim that this one begins is shared by others, who have all of their time
+                now = Instant::now();
             }
         }
     }

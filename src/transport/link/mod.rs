@@ -120,7 +120,8 @@ pub struct LinkConfig {
     /// and a slow peer makes progress (unlimited: the frame is one packet). Each end chooses its own.
     pub piece_bytes: usize,
     /// The longest frame, head and body, in bytes (1 GiB and 1 MiB: the longest payload that a scope allows). Ends
-    /// with different limits refuse each other: what one may send, the other has to take.
+    /// with different limits refuse each other: what one may send, the other has to take. So it cannot be changed by
+    /// restarting one node after the other: the halves would not talk meanwhile.
     pub max_frame: usize,
 }
 
@@ -944,6 +945,8 @@ impl Links {
 
     fn on_ask(&mut self, raw: RawId) {
         let Some(peer) = self.peer_of(raw) else { return };
+        // over a slow network each answer has the time that the first had
+        self.set_raw_timer(raw, Some(self.now + self.config.handshake_timeout));
         if let Some(current) = self.current.get(&peer.node).copied()
             && current != raw
         {
@@ -958,6 +961,7 @@ impl Links {
 
     fn on_propose(&mut self, raw: RawId, proposed: Option<u64>, received: PerLane) {
         let Some(peer) = self.peer_of(raw) else { return };
+        self.set_raw_timer(raw, Some(self.now + self.config.handshake_timeout));
         let held = self.sessions.get(&peer.node).map(|session| session.id);
         if held.is_some() && held == proposed {
             if self.resume(raw, &peer, received) {
@@ -1007,7 +1011,7 @@ impl Links {
     }
 
     fn on_refused(&mut self, raw: RawId, refusal: Refusal) {
-        let node = self.peer_of(raw).map(|peer| peer.node);
+        let node = self.name_of(raw);
         match refusal {
             Refusal::Known { incarnation, .. } if !self.settled => {
                 self.me.incarnation = self.me.incarnation.max(incarnation).next();
@@ -1038,7 +1042,7 @@ impl Links {
     }
 
     fn refuse(&mut self, raw: RawId, refusal: Refusal) {
-        let node = self.peer_of(raw).map(|peer| peer.node);
+        let node = self.name_of(raw);
         self.say(raw, &Word::Refused(refusal.clone()));
         self.effects.push_back(Effect::Refused { raw, node, refusal });
         self.close(raw);
@@ -1311,6 +1315,12 @@ impl Raw {
 impl Links {
     fn peer_of(&self, raw: RawId) -> Option<Peer> {
         self.raws.get(&raw)?.peer.clone()
+    }
+
+    /// Who is at the other end, as far as it has been said, or proved below.
+    fn name_of(&self, raw: RawId) -> Option<NodeId> {
+        let state = self.raws.get(&raw)?;
+        state.peer.as_ref().map(|peer| peer.node.clone()).or_else(|| state.proved.clone())
     }
 
     /// The session that this connection carries.

@@ -265,13 +265,24 @@ impl Session {
     }
 
     fn stall(&self, config: &LinkConfig) -> Option<Time> {
-        self.outstanding().then_some(self.moved_at + config.stall_timeout)
+        let plain = self.outstanding().then_some(self.progress_at + config.stall_timeout);
+        [plain, self.held_too_long(config)].into_iter().flatten().min()
+    }
+
+    /// When frames have been held for so long that no connection saves them any more, however many come: the longest
+    /// that one may take which stalls, is lost, and is waited for.
+    fn held_too_long(&self, config: &LinkConfig) -> Option<Time> {
+        let longest = config.stall_timeout + config.ping_timeout + config.reconnect_grace;
+        self.outstanding().then_some(self.moved_at + longest)
     }
 
     /// When [`Session::due`] has to be asked next, if at all.
     pub(crate) fn deadline(&self, config: &LinkConfig) -> Option<Time> {
         if let Some(at) = self.detached_at {
-            return Some(at + config.reconnect_grace);
+            return [Some(at + config.reconnect_grace), self.held_too_long(config)]
+                .into_iter()
+                .flatten()
+                .min();
         }
         let silence = self.silent_since(config).map(|at| at + config.ping_timeout);
         [silence, self.next_ping(config), self.suspicion(config), self.stall(config)]
@@ -284,8 +295,13 @@ impl Session {
     pub(crate) fn due(&self, config: &LinkConfig, now: Time) -> Due {
         let over = |at: Option<Time>| at.is_some_and(|at| now >= at);
         if let Some(at) = self.detached_at {
-            let over = now >= at + config.reconnect_grace;
-            return if over { Due::Down(DownReason::NoConnection) } else { Due::Nothing };
+            return if now >= at + config.reconnect_grace {
+                Due::Down(DownReason::NoConnection)
+            } else if over(self.held_too_long(config)) {
+                Due::Down(DownReason::Stalled)
+            } else {
+                Due::Nothing
+            };
         }
         if over(self.silent_since(config).map(|at| at + config.ping_timeout)) {
             Due::Down(DownReason::Silent)

@@ -403,6 +403,9 @@ fn connections_that_break_before_a_frame_arrives_do_not_hold_it_for_ever() {
         assert!(w.now - began < Duration::from_secs(15), "no tombstone lives longer");
         w.cut(raw, [true, true]);
         w.pass(1900 * MS);
+        if w.told[0].iter().any(|told| matches!(told, Told::Down(_))) {
+            break;
+        }
         raw = w.open(0, 1);
         // the connection is agreed on and breaks before the frame has arrived
         while !w.ends[0].raws.get(&RawId(raw)).is_some_and(|state| state.phase == Phase::Live)
@@ -412,12 +415,34 @@ fn connections_that_break_before_a_frame_arrives_do_not_hold_it_for_ever() {
         }
         let way = &mut w.connections.get_mut(&raw).unwrap().ways[0].packets;
         way.retain(|packet| packet.lane().is_none());
-        w.timeouts();
+        // and before any timer has its turn
     }
     assert_eq!(w.ends[0].stats().stalled, 1);
-    w.settle();
+    w.pass(200 * MS);
     assert!(w.frames(1).is_empty());
     assert!(matches!(w.told[1].last(), Some(Told::Down(_))), "both ends: {:?}", w.told[1]);
+}
+
+/// A break may last longer than a link that stalls, where more is allowed: what waited for it has not stalled.
+#[test]
+fn hazard_14_a_break_within_the_grace_loses_nothing_also_if_it_is_longer_than_a_stall() {
+    let config = LinkConfig { reconnect_grace: Duration::from_secs(30), ..LinkConfig::default() };
+    let mut w = World::with(&[peer("a", 1), peer("b", 2)], &config);
+    let raw = w.open(0, 1);
+    w.settle();
+    w.send(0, 1, Lane::Data, 1);
+    w.cut(raw, [true, true]);
+    w.send(0, 1, Lane::Data, 2);
+    w.pass(Duration::from_secs(12));
+    let raw = w.open(0, 1);
+    while !w.ends[0].raws.get(&RawId(raw)).is_some_and(|state| state.phase == Phase::Live) {
+        assert!(w.carry(raw, 0) | w.carry(raw, 1));
+    }
+    // a timer has its turn before anything is written
+    w.timeouts();
+    w.settle();
+    assert_eq!(w.frames(1), [1, 2]);
+    assert!(!w.told.iter().flatten().any(|told| matches!(told, Told::Down(_))), "{:?}", w.told);
 }
 
 #[test]

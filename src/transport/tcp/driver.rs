@@ -75,8 +75,10 @@ impl Driver {
             tokio::select! {
                 biased;
                 () = mesh.stopped() => {}
-                () = mesh.wake.notified() => {}
+                // before the wake, which a peer that never pauses gives in every turn; of these there are only as many
+                // as were asked for
                 Some(done) = self.done.1.recv() => self.done(done),
+                () = mesh.wake.notified() => {}
                 () = timer => {}
             }
         }
