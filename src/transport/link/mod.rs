@@ -229,7 +229,8 @@ pub enum DownReason {
     NoConnection,
     /// Nothing heard for `ping_timeout`.
     Silent,
-    /// Nothing acknowledged for `stall_timeout`.
+    /// Nothing acknowledged for `stall_timeout` on one connection, or for that, `ping_timeout` and `reconnect_grace`
+    /// together on however many.
     Stalled,
     /// It said so: it has shut down or given us up.
     Goodbye,
