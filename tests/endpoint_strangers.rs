@@ -233,3 +233,19 @@ async fn there_is_no_link_while_a_session_that_was_replaced_is_reported_down() {
     assert_eq!(*node.log.sent_in_down.lock(), [false], "a frame was taken for the next session");
     assert!(node.endpoint.try_send(&b, Frame::new(Lane::Data, "head", "")).is_ok());
 }
+
+/// The guide's own sink is one whose close does nothing: that it is gone has to say that the connection is.
+#[tokio::test(start_paused = true)]
+async fn a_goodbye_does_not_wait_for_a_sink_that_only_ends_when_it_is_dropped() {
+    let node = start("a", 16).await;
+    let (to, mut from) = connect(&node);
+    tokio::time::timeout(PATIENCE, from.recv()).await.unwrap().expect("a hello");
+    let other = tokio::spawn(async move {
+        while from.recv().await.is_some() {}
+        drop(to);
+    });
+    let began = tokio::time::Instant::now();
+    node.endpoint.shutdown().await;
+    assert!(began.elapsed() < Duration::from_millis(500), "it took {:?}", began.elapsed());
+    other.await.unwrap();
+}

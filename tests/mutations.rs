@@ -21,6 +21,7 @@ use muster_router::node::{Mutation, Rules, Settings};
 use muster_router::testing::oracle::Violation;
 use muster_router::testing::sim::{CastKind, Cluster, Options, Place, Step, run};
 use muster_router::transport::Lane;
+use muster_router::transport::link::{LinkMutation, LinkRules};
 use muster_router::{Config, Ring};
 
 /// How many runs of the simulator a mutation may survive; few in debug builds, which are slow.
@@ -39,18 +40,31 @@ const FOUND: &[(Mutation, u64)] = &[
     (Mutation::GatherCut, 3),
     (Mutation::DeltaAlways, 5),
     (Mutation::AckWithoutMark, 251),
-    (Mutation::NoHashCheck, 20),
+    (Mutation::NoHashCheck, 15),
     (Mutation::UnreadyRouterDecides, 3),
     (Mutation::SelfLeftOut, 1),
     (Mutation::AnswerBeforeAck, 3),
     (Mutation::StaleRetractAck, 15),
     (Mutation::ForgetCooldown, 4),
     (Mutation::NotHeldWhileHeld, 4),
-    (Mutation::NoFloodOnDeadRouter, 4),
+    (Mutation::NoFloodOnDeadRouter, 5),
     (Mutation::NoDedupe, 4),
     (Mutation::FailedNotResent, 5),
     (Mutation::FloorRunsAhead, 3),
     (Mutation::DeltaRemoves, 3),
+];
+
+/// The same for the link layer, whose mutations only the runs with link layers can show.
+const FOUND_IN_LINKS: &[(LinkMutation, u64)] = &[
+    (LinkMutation::TakesUnreported, 2),
+    (LinkMutation::WritesUntold, 1),
+    (LinkMutation::WritesNothingAgain, 1),
+    (LinkMutation::WrittenIsReceived, 1),
+    (LinkMutation::CountsOneMore, 1),
+    (LinkMutation::GivesTwice, 2),
+    (LinkMutation::TakesBehindGap, 6),
+    (LinkMutation::ReplacesInSilence, 1),
+    (LinkMutation::QueueOutlives, 2),
 ];
 
 fn number(name: &str) -> Option<u64> {
@@ -86,9 +100,58 @@ fn every_broken_rule_is_caught() {
         }
     }
     std::panic::set_hook(hook);
-    assert!(all > 0, "MUTATION names no broken rule: {only:?}");
+    let named = |name: &String| LinkMutation::ALL.iter().any(|mutation| format!("{mutation:?}") == *name);
+    assert!(all > 0 || only.as_ref().is_some_and(named), "MUTATION names no broken rule: {only:?}");
     println!("{} of {all} caught", all - survivors.len());
     assert!(survivors.is_empty(), "{survivors:?} survived: a hole in the checks");
+}
+
+#[test]
+fn every_broken_rule_of_the_link_layer_is_caught() {
+    let only = std::env::var("MUTATION").ok();
+    let runs = number("MUTATION_RUNS").unwrap_or(RUNS);
+    let hook = std::panic::take_hook();
+    if only.is_none() {
+        std::panic::set_hook(Box::new(|_| {}));
+    }
+    let mut survivors = Vec::new();
+    let mut all = 0;
+    for mutation in LinkMutation::ALL {
+        let name = format!("{mutation:?}");
+        if only.as_ref().is_some_and(|only| *only != name) {
+            continue;
+        }
+        all += 1;
+        match in_links_by_seed(*mutation, runs, only.is_some()) {
+            Some(how) => println!("{name:26} {how}"),
+            None => {
+                println!("{name:26} survived");
+                survivors.push(*mutation);
+            }
+        }
+    }
+    std::panic::set_hook(hook);
+    println!("{} of {all} caught", all - survivors.len());
+    assert!(survivors.is_empty(), "{survivors:?} survived: a hole in the checks");
+}
+
+/// As [`by_seed`], with link layers.
+fn in_links_by_seed(mutation: LinkMutation, runs: u64, print: bool) -> Option<String> {
+    let began = Instant::now();
+    let known = FOUND_IN_LINKS.iter().filter(|(m, _)| *m == mutation).map(|(_, seed)| *seed);
+    let first = number("SIM_SEED").unwrap_or(1);
+    known.chain(first..first + runs).find_map(|seed| {
+        let options = Options::of_seed(seed).links(LinkRules::broken(mutation));
+        let options = if print { options } else { options.unshortened() };
+        let failure = run(&options).err()?;
+        let whole = Options::of_seed(seed).links(LinkRules::all()).unshortened();
+        run(&whole).expect("the whole link layer keeps its promises");
+        if print {
+            println!("{failure}");
+        }
+        let what: String = failure.violation.to_string().chars().take(90).collect();
+        Some(format!("simulator, seed {seed}, {} steps, {:.1?}: {what}", failure.steps, began.elapsed()))
+    })
 }
 
 /// The layer, the seed and the steps that caught it.

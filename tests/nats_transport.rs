@@ -398,6 +398,31 @@ async fn two_starts_at_one_moment_give_one_node() {
     }
 }
 
+/// The start waited for the connection to come back, which a closed client's never does.
+#[tokio::test]
+async fn a_start_whose_client_is_closed_fails() {
+    if !is_installed("a client that is closed") {
+        return;
+    }
+    let server = NatsServer::start();
+    let others = async_nats::connect(server.url()).await.expect("connects");
+    let mut spy = others.subscribe("muster.s.presence").await.expect("subscribes");
+    others.flush().await.expect("flushes");
+    let client = async_nats::connect(server.url()).await.expect("connects");
+    let slow = NatsLimits { discovery_window: Duration::from_secs(60), ..limits() };
+    let a = NatsTransport::builder("a").client(client.clone()).limits(slow).link(patient()).build();
+    let start = tokio::spawn(Quiet::start(a.expect("valid"), "s"));
+    // the mark of its rights, then its hello: it waits for answers
+    for _ in 0..2 {
+        spy.next().await.expect("a message");
+    }
+    client.drain().await.expect("drains");
+    let ended =
+        tokio::time::timeout(Duration::from_secs(40), start).await.expect("it does not wait for ever");
+    let Err(error) = ended.unwrap() else { panic!("it started without NATS") };
+    assert!(error.to_string().contains("closed"), "{error}");
+}
+
 /// A holder that does not answer is taken for dead. When it comes back it has lost its name, and says so.
 #[tokio::test]
 async fn bc_23_a_holder_that_is_cut_off_does_not_keep_its_name() {

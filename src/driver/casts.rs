@@ -142,7 +142,8 @@ impl Wire for Out<'_> {
             // word, and what it refuses is gone
             Err(SendError::TooLarge(frame)) => {
                 self.0.stats.frames_too_large.add(1);
-                tracing::error!(peer = %to, bytes = frame.len(), "the transport cannot carry a broadcast");
+                let (bytes, limit) = (frame.len(), self.0.transport.max_frame());
+                tracing::error!(peer = %to, bytes, limit, "the transport cannot carry a broadcast");
                 Sent::NoLink
             }
         }

@@ -233,12 +233,12 @@ impl Driver {
         self.calls.close();
         let members = self.registry.close();
         let now = self.now();
-        for ((group, number), member) in &members {
+        for member in &members {
             if let Some(Target::Mailbox(mailbox)) = member.target() {
                 mailbox.close(mailbox::ClosedReason::Stopped);
             }
             // the node's handle is never the last one here: ours is dropped below, under no lock
-            drop(self.node.leave(group.as_bytes(), *number, now));
+            drop(self.node.leave(member.group().as_bytes(), member.id().number, now));
         }
         drop(members);
         self.events.close();
@@ -251,7 +251,12 @@ impl Driver {
 impl Driver {
     /// Time since the start, on tokio's clock (which tests may pause).
     pub(crate) fn now(&self) -> Time {
-        Instant::now().saturating_duration_since(self.start)
+        self.since(Instant::now())
+    }
+
+    /// The same for a reading of the clock.
+    pub(crate) fn since(&self, instant: Instant) -> Time {
+        instant.saturating_duration_since(self.start)
     }
 
     /// Waits until so long after the start.
@@ -352,9 +357,8 @@ impl Driver {
 
     /// Removes a member that takes no more.
     pub(crate) fn end_member(&self, member: &Member) {
-        let key = (member.group().clone(), member.id().number);
-        let leave = || self.node.leave(key.0.as_bytes(), key.1, self.now());
-        if self.registry.end(&key, member.generation(), leave) {
+        let leave = || self.node.leave(member.group().as_bytes(), member.id().number, self.now());
+        if self.registry.end(member, leave) {
             self.stats.closed_members.add(1);
             self.events
                 .publish(Event::MemberEnded { member: member.id().clone(), group: member.group().clone() });
@@ -364,9 +368,8 @@ impl Driver {
 
     /// Gives up one guard of a membership; the last one leaves. Never waits, never spawns.
     pub(crate) fn release(&self, group: &Group, number: u64, generation: u64) {
-        let key = (group.clone(), number);
         let leave = || self.node.leave(group.as_bytes(), number, self.now());
-        self.registry.release(&key, generation, leave);
+        self.registry.release(group, number, generation, leave);
         self.pump();
     }
 

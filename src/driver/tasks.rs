@@ -175,7 +175,8 @@ async fn deliver_frame(driver: &Driver, peer: &Peer, mut frame: Frame, state: &L
 impl Driver {
     pub(super) fn refused_as_too_large(&self, peer: &Peer, frame: &Frame) {
         self.stats.frames_too_large.add(1);
-        tracing::error!(%peer, bytes = frame.len(), "the transport cannot carry a frame of the protocol");
+        let (bytes, limit) = (frame.len(), self.transport.max_frame());
+        tracing::error!(%peer, bytes, limit, "the transport cannot carry a frame of the protocol");
     }
 }
 

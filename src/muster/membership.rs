@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::driver::Driver;
 use crate::driver::member::{Member, Target, drop_guarded};
-use crate::driver::registry::{Begin, Key};
+use crate::driver::registry::Begin;
 use crate::error::JoinError;
 use crate::node::{JoinRefused, JoinStart, Ticket};
 use crate::types::{Group, Incarnation, MemberId};
@@ -80,7 +80,6 @@ impl fmt::Debug for Membership {
 /// A join under way. Dropped before it is done, it undoes what it did.
 struct Pending<'a> {
     driver: &'a Arc<Driver>,
-    key: Key,
     member: Member,
     ticket: Option<Ticket>,
     done: bool,
@@ -91,14 +90,14 @@ impl Drop for Pending<'_> {
         if self.done {
             return;
         }
-        let (group, number) = (self.key.0.as_bytes(), self.key.1);
+        let (group, number) = (self.member.group().as_bytes(), self.member.id().number);
         if let Some(ticket) = self.ticket {
             self.driver.joins.forget(&ticket);
             drop(self.driver.node.cancel_join(group, ticket));
         }
         // it may have been answered already, and the answer not been read
         drop(self.driver.node.leave(group, number, self.driver.now()));
-        self.driver.registry.abandon(&self.key, self.member.generation());
+        self.driver.registry.abandon(&self.member);
         self.driver.pump();
     }
 }
@@ -122,33 +121,32 @@ pub(super) async fn join(
     number: Option<u64>,
     target: Target,
 ) -> Result<Membership, JoinError> {
-    let deadline = Instant::now() + driver.config.join_timeout;
+    let mut now = Instant::now();
+    let deadline = now + driver.config.join_timeout;
     let mut target = Unused { target: Some(target), driver };
     loop {
         let member_number = number.unwrap_or_else(|| driver.node.next_member_number());
-        let id = MemberId::new(driver.node.me().clone(), member_number);
-        let key = (group.clone(), member_number);
         let guard = |generation| Membership {
             driver: Arc::downgrade(driver),
-            id: id.clone(),
+            id: MemberId::new(driver.node.me().clone(), member_number),
             group: group.clone(),
             generation,
             released: false,
         };
-        let begin = driver.registry.begin(&key, |generation| {
-            Member::new(id.clone(), group.clone(), generation, target.target.take(), Arc::downgrade(driver))
+        let begin = driver.registry.begin(&group, member_number, |generation| {
+            let id = MemberId::new(driver.node.me().clone(), member_number);
+            Member::new(id, group.clone(), generation, target.target.take(), Arc::downgrade(driver))
         });
         match begin {
             Begin::Closed => return Err(JoinError::Stopped),
             Begin::New(member) => {
-                let generation = member.generation();
-                let mut pending = Pending { driver, key, member, ticket: None, done: false };
-                admit(&mut pending, deadline).await?;
-                if !driver.registry.joined(&pending.key, generation) {
+                let mut pending = Pending { driver, member, ticket: None, done: false };
+                admit(&mut pending, now, deadline).await?;
+                if !driver.registry.joined(&pending.member) {
                     return Err(JoinError::Stopped); // and `pending` takes the member out again
                 }
                 pending.done = true;
-                return Ok(guard(generation));
+                return Ok(guard(pending.member.generation()));
             }
             Begin::Shared(generation) => {
                 let guard = guard(generation);
@@ -161,36 +159,38 @@ pub(super) async fn join(
                 if number.is_some() && timeout_at(deadline, decided.changed()).await.is_err() {
                     return Err(unreachable(driver, &group));
                 }
+                // a claim that this one begins is shared by others, who have all of their time
+                now = Instant::now();
             }
         }
     }
 }
 
-/// Has the member registered by the node.
-async fn admit(pending: &mut Pending<'_>, deadline: Instant) -> Result<(), JoinError> {
+/// Has the member registered by the node. `now` is when the join was called.
+async fn admit(pending: &mut Pending<'_>, mut now: Instant, deadline: Instant) -> Result<(), JoinError> {
     let driver = pending.driver;
-    let (group, number) = pending.key.clone();
+    let (group, number) = (pending.member.group().clone(), pending.member.id().number);
     loop {
         if driver.is_stopped() {
             return Err(JoinError::Stopped);
         }
-        // subscribed before the node is asked, so that no change is missed
-        let mut state = driver.state.subscribe();
-        let ticket = driver.next_ticket();
-        let answer = driver.joins.wait_for(ticket).ok_or(JoinError::Stopped)?;
-        pending.ticket = Some(ticket);
-        let start = driver.node.join(group.clone(), number, pending.member.clone(), ticket, driver.now());
+        let mut wait = None;
+        let (member, since) = (pending.member.clone(), driver.since(now));
+        // most joins are answered at once: only one that waits needs a place for its answer
+        let ticket = || {
+            let ticket = driver.next_ticket();
+            wait = Some((ticket, driver.joins.wait_for(ticket)));
+            ticket
+        };
+        let start = driver.node.join_with(group.clone(), number, member, ticket, since);
+        let (ticket, answer) = wait.unzip();
+        pending.ticket = ticket;
         driver.pump();
         match start {
-            JoinStart::Joined | JoinStart::AlreadyMember => {
-                driver.joins.forget(&ticket);
-                return Ok(());
-            }
-            JoinStart::Refused(refused) => {
-                driver.joins.forget(&ticket);
-                return Err(refusal(driver, &group, refused));
-            }
+            JoinStart::Joined | JoinStart::AlreadyMember => return Ok(()),
+            JoinStart::Refused(refused) => return Err(refusal(driver, &group, refused)),
             JoinStart::Waiting => {
+                let answer = answer.flatten().ok_or(JoinError::Stopped)?;
                 // the node keeps the time of a claim itself; this is for a join that has waited before
                 let late = deadline + driver.node.settings().tick() * 4;
                 return match timeout_at(late, answer).await {
@@ -202,11 +202,12 @@ async fn admit(pending: &mut Pending<'_>, deadline: Instant) -> Result<(), JoinE
             }
             JoinStart::Unsettled(handle) => {
                 drop(handle);
-                driver.joins.forget(&ticket);
+                // it looks at the state as it is first, so nothing that has happened meanwhile is missed
+                let mut state = driver.state.subscribe();
                 let ready = state.wait_for(|s| s.settled || s.draining || s.superseded || s.stopped);
                 match timeout_at(deadline, ready).await {
                     // the sender is the driver's own: it is not gone
-                    Ok(_) => {}
+                    Ok(_) => now = Instant::now(),
                     Err(_) => {
                         let waited = driver.config.join_timeout;
                         return Err(JoinError::NotSettled { group, waited });

@@ -26,7 +26,7 @@ use crate::sync::Counter;
 use crate::types::{Group, Peer};
 
 use super::effect::{JoinRefused, NodeEvent, Ticket};
-use super::hashing::SeededState;
+use super::hashing::{SeededState, make_room};
 use super::members::{LocalMembers, Members};
 use super::outbox::within;
 use super::published::Published;
@@ -273,21 +273,23 @@ impl<M: Clone> ClaimShard<M> {
 
 // Commands.
 impl<M: Clone> ClaimShard<M> {
+    /// `ticket` is asked for one only if the join has to wait.
     pub(crate) fn join(
         &mut self,
         group: Group,
         number: u64,
         handle: M,
-        ticket: Ticket,
+        ticket: impl FnOnce() -> Ticket,
         ctx: &Context<'_>,
         asked: &mut Asked,
     ) -> Admission {
         self.gather_first(&group, ctx, asked);
-        let router = ctx.published.router(group.as_bytes());
-        let own = *router == ctx.published.me;
         let deadline = ctx.now.saturating_add(ctx.settings.join_timeout);
         let epoch = self.epoch;
         let Some(entry) = self.entries.get_mut(&group) else {
+            make_room(&mut self.entries);
+            let router = ctx.published.router(group.as_bytes());
+            let own = *router == ctx.published.me;
             let mut entry = Entry { state: State::Held, epoch, cooling: false, members: Members::None };
             if own || ctx.settings.rules.breaks(Mutation::AnswerBeforeAck) {
                 entry.members.insert(number, handle);
@@ -299,7 +301,7 @@ impl<M: Clone> ClaimShard<M> {
                 self.entries.insert(group, entry);
                 return Admission::Joined;
             }
-            let waiters = vec![Waiter { ticket, number, handle }];
+            let waiters = vec![Waiter { ticket: ticket(), number, handle }];
             entry.state = claim(&group, router, deadline, waiters, ctx, asked);
             self.deadlines.push_back((deadline, group.clone()));
             self.entries.insert(group, entry);
@@ -315,7 +317,7 @@ impl<M: Clone> ClaimShard<M> {
                 Admission::Joined
             }
             State::Claiming(claiming) => {
-                claiming.waiters.push(Waiter { ticket, number, handle });
+                claiming.waiters.push(Waiter { ticket: ticket(), number, handle });
                 Admission::Waiting
             }
             // the router still has our row: nobody need be told
@@ -328,7 +330,8 @@ impl<M: Clone> ClaimShard<M> {
             }
             State::Retracting | State::Flushing { .. } => {
                 self.retracting.remove(&group);
-                if own {
+                let router = ctx.published.router(group.as_bytes());
+                if *router == ctx.published.me {
                     entry.state = State::Held;
                     entry.members.insert(number, handle);
                     self.members += 1;
@@ -336,7 +339,7 @@ impl<M: Clone> ClaimShard<M> {
                     return Admission::Joined;
                 }
                 // a retraction may be on its way: the claim is newer, so it wins in either order of arrival
-                let waiters = vec![Waiter { ticket, number, handle }];
+                let waiters = vec![Waiter { ticket: ticket(), number, handle }];
                 entry.state = claim(&group, router, deadline, waiters, ctx, asked);
                 self.deadlines.push_back((deadline, group));
                 self.trim_queues();

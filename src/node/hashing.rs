@@ -1,8 +1,9 @@
 //! Hashing inside one node: fixed for a seed, so that one seed is one run; the driver draws the seed at
 //! random, so that nobody outside can choose group names that collide.
 
-use std::hash::{BuildHasher, Hasher};
+use std::hash::{BuildHasher, Hash, Hasher};
 
+use indexmap::IndexMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Hashes with a seed.
@@ -29,4 +30,12 @@ impl Hasher for Seeded {
 
     // the length that precedes a slice of bytes adds nothing to one hash of all of them
     fn write_usize(&mut self, _length: usize) {}
+}
+
+/// Room for one more in a table that stays large for long: a quarter more when it is full, not twice as much, which
+/// would leave a third of it empty in the mean.
+pub(crate) fn make_room<K: Hash + Eq, V>(table: &mut IndexMap<K, V, SeededState>) {
+    if table.len() == table.capacity() {
+        table.reserve_exact((table.len() / 4).max(4));
+    }
 }

@@ -3,6 +3,7 @@
 //! They live in chunks behind an `Arc`: reading takes no copy, and a change copies one chunk at most (none
 //! while nobody reads).
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 /// How many members a chunk holds before it is split.
@@ -22,7 +23,9 @@ type Chunk<M> = Arc<Vec<MemberRef<M>>>;
 /// The members, in the order of their numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Members<M> {
-    /// At most `CHUNK` of them.
+    /// Exactly one, as in most groups: it needs no chunk.
+    One(MemberRef<M>),
+    /// Two at least, `CHUNK` at most.
     Few(Chunk<M>),
     /// More; no chunk is empty.
     Many(Arc<Vec<Chunk<M>>>),
@@ -38,6 +41,7 @@ impl<M: Clone> Members<M> {
     pub(crate) fn len(&self) -> usize {
         match self {
             Members::None => 0,
+            Members::One(_) => 1,
             Members::Few(chunk) => chunk.len(),
             Members::Many(chunks) => chunks.iter().map(|c| c.len()).sum(),
         }
@@ -46,6 +50,7 @@ impl<M: Clone> Members<M> {
     pub(crate) fn contains(&self, number: u64) -> bool {
         let chunk = match self {
             Members::None => return false,
+            Members::One(one) => return one.number == number,
             Members::Few(chunk) => chunk,
             Members::Many(chunks) => match chunks.get(place(chunks, number)) {
                 Some(chunk) => chunk,
@@ -60,7 +65,17 @@ impl<M: Clone> Members<M> {
         let member = MemberRef { number, handle };
         match self {
             Members::None => {
-                *self = Members::Few(Arc::new(vec![member]));
+                *self = Members::One(member);
+                true
+            }
+            Members::One(one) => {
+                let mut both = vec![one.clone(), member];
+                match one.number.cmp(&number) {
+                    Ordering::Less => {}
+                    Ordering::Equal => return false,
+                    Ordering::Greater => both.reverse(),
+                }
+                *self = Members::Few(Arc::new(both));
                 true
             }
             Members::Few(chunk) => {
@@ -93,10 +108,15 @@ impl<M: Clone> Members<M> {
     pub(crate) fn remove(&mut self, number: u64) -> Option<M> {
         match self {
             Members::None => None,
+            Members::One(one) if one.number != number => None,
+            Members::One(_) => match std::mem::replace(self, Members::None) {
+                Members::One(one) => Some(one.handle),
+                _ => None,
+            },
             Members::Few(chunk) => {
                 let handle = remove_from(chunk, number)?;
-                if chunk.is_empty() {
-                    *self = Members::None;
+                if let [only] = chunk.as_slice() {
+                    *self = Members::One(only.clone());
                 }
                 Some(handle)
             }
@@ -109,7 +129,10 @@ impl<M: Clone> Members<M> {
                     chunks.remove(at);
                 }
                 if let [only] = chunks.as_slice() {
-                    *self = Members::Few(only.clone());
+                    *self = match only.as_slice() {
+                        [one] => Members::One(one.clone()),
+                        _ => Members::Few(only.clone()),
+                    };
                 }
                 Some(handle)
             }
@@ -174,6 +197,7 @@ impl<M: Clone> LocalMembers<M> {
     pub fn iter(&self) -> impl Iterator<Item = &MemberRef<M>> {
         let (few, many): (&[MemberRef<M>], &[Chunk<M>]) = match &self.0 {
             Members::None => (&[], &[]),
+            Members::One(one) => (std::slice::from_ref(one), &[]),
             Members::Few(chunk) => (chunk, &[]),
             Members::Many(chunks) => (&[], chunks),
         };

@@ -369,6 +369,19 @@ impl<M: Clone> Node<M> {
 
     /// Registers a member, at once or after the group's router has been told.
     pub fn join(&self, group: Group, number: u64, handle: M, ticket: Ticket, now: Time) -> JoinStart<M> {
+        self.join_with(group, number, handle, || ticket, now)
+    }
+
+    /// The same for a caller who makes a ticket only if the join has to wait. `ticket` is called at most once, and
+    /// before an answer can come; it must not call this node.
+    pub fn join_with(
+        &self,
+        group: Group,
+        number: u64,
+        handle: M,
+        ticket: impl FnOnce() -> Ticket,
+        now: Time,
+    ) -> JoinStart<M> {
         let mut asked = Asked::default();
         let shard = self.claim_shard(group.as_bytes());
         let start = shard.with(|shard| {

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use crate::types::Group;
 
 use super::Time;
-use super::hashing::SeededState;
+use super::hashing::{SeededState, make_room};
 use super::rules::{Mutation, Rules};
 
 /// One register. The version is its sequence number; the incarnation is the slot's.
@@ -118,6 +118,7 @@ impl OccupancyShard {
         }
         let new = Row::new(slot, version, present, now);
         if !self.rows.contains_key(group.as_bytes()) {
+            make_room(&mut self.rows);
             self.rows.insert(group.clone(), SmallVec::new());
         }
         let Some(rows) = self.rows.get_mut(group.as_bytes()) else { return false };

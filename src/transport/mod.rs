@@ -85,7 +85,7 @@ pub enum SendError {
     /// There is no link to exactly this peer (this life of the node).
     #[error("there is no link to this peer")]
     NoLink(Frame),
-    /// The frame is larger than the transport can carry.
+    /// The frame is larger than the transport can carry ([`Transport::max_frame`]).
     #[error("a frame of {} bytes is larger than the transport carries", .0.len())]
     TooLarge(Frame),
 }

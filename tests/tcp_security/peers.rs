@@ -113,6 +113,21 @@ async fn the_own_address_among_the_seeds() {
     assert_eq!(log.lines(&["WARN"]), [""; 0]);
 }
 
+/// They were linked, and what was above the lower limit was accepted and gone.
+#[tokio::test]
+async fn another_limit_of_a_frame() {
+    let (log, _guard) = logs();
+    let a = Node::start(with_secret("a")).await;
+    let link = LinkConfig { max_frame: 200_000, ..LinkConfig::default() };
+    let x = Node::start(with_secret("x").link(link).seed(a.address())).await;
+    no_link(&a, &x, RefusalCause::Link, RefusalCause::Link, with_secret("c")).await;
+    let both = ["200000", &LinkConfig::default().max_frame.to_string(), "max_frame"].map(str::to_owned);
+    for me in ["me=a", "me=x"] {
+        let with = [&["WARN", me][..], &both.each_ref().map(String::as_str)].concat();
+        assert!(!log.lines(&with).is_empty(), "{:?}", log.lines(&[]));
+    }
+}
+
 #[tokio::test]
 async fn tr_01_a_frame_above_the_limit_is_an_error_at_the_sender() {
     let link = LinkConfig { max_frame: 1000, ..LinkConfig::default() };

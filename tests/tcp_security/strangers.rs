@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 
 use bytes::{BufMut, BytesMut};
+use muster_router::transport::link::LinkConfig;
 use muster_router::transport::tcp::TcpLimits;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
@@ -173,6 +174,7 @@ async fn idle_connections_from_the_address_of_a_peer_delay_it_until_their_deadli
 
 #[tokio::test]
 async fn a_giant_length_after_authentication_closes_the_connection() {
+    let (log, _guard) = logs();
     let a = Node::start(plain("a")).await;
     for length in [u32::MAX, 0] {
         let before = a.stats().malformed;
@@ -182,6 +184,11 @@ async fn a_giant_length_after_authentication_closes_the_connection() {
         until(|| format!("{:?}", a.stats()), || a.stats().malformed == before + 1).await;
     }
     assert_eq!(a.linked(), [""; 0]);
+    assert_eq!(log.lines(&["WARN", "malformed", "node=x"]).len(), 1, "once: {:?}", log.lines(&[]));
+    let mut stream = authenticated(&a, "x").await;
+    stream.write_all(&[3, 0, 0, 0, 77, 1, 2].repeat(3)).await.unwrap();
+    until(|| format!("{:?}", a.stats()), || a.stats().unknown_records == 3).await;
+    assert_eq!(log.lines(&["WARN", "unknown", "node=x"]).len(), 1, "once: {:?}", log.lines(&[]));
     let b = Node::start(plain("b").seed(a.address())).await;
     b.until_linked(&["a"]).await;
 }
@@ -191,7 +198,8 @@ async fn a_giant_length_after_authentication_closes_the_connection() {
 async fn a_hello_of_another_name_than_the_preamble_closes_the_connection() {
     let a = Node::start(plain("a")).await;
     let hello = |node: &str| {
-        let fields = (("rooms", 128_u32, 1_u16), (node, 5_u64), true);
+        let max_frame = LinkConfig::default().max_frame as u64;
+        let fields = (("rooms", 128_u32, 1_u16), (node, 5_u64), true, max_frame);
         let mut head = b"\x00MSTR\x01".to_vec();
         head.extend(postcard::to_allocvec(&fields).unwrap());
         let mut record = BytesMut::new();

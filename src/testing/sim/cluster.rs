@@ -6,18 +6,20 @@ use std::sync::Arc;
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use super::links::Linked;
 use super::network::{End, Frame, Network, Out};
-use super::step::{CastKind, Place, Step};
+use super::step::{CastKind, LinkStep, Place, Step};
 use crate::node::message::{DataMessage, Message};
 use crate::node::relay::{Audience, Begun, NewCast, Settled};
 use crate::node::{Effect, JoinStart, Node, NodeEvent, Published, Settings, Status, Ticket, Time};
 use crate::testing::oracle::{self, CastId, Joined, Life, Oracle, Tally, Violation};
-use crate::transport::Lane;
+use crate::transport::link::{LinkConfig, LinkRules};
+use crate::transport::{self, Lane};
 use crate::types::{Group, Incarnation, MemberId, NodeId, Peer};
 use crate::view::ViewHash;
 
 /// How long a frame may be under way before a transport gives the link up.
-const MAX_UNDER_WAY: Time = Time::from_millis(4000);
+pub(super) const MAX_UNDER_WAY: Time = Time::from_millis(4000);
 
 /// A join that waits for its router.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -30,10 +32,10 @@ struct Waiting {
 
 /// One place: a name, and the node that lives there now.
 #[derive(Clone, Debug)]
-struct Spot {
+pub(super) struct Spot {
     id: NodeId,
     life: u64,
-    node: Option<Node<u64>>,
+    pub(super) node: Option<Node<u64>>,
     work: bool,
     settled: bool,
     status: Status,
@@ -49,17 +51,19 @@ struct Spot {
 #[derive(Clone, Debug)]
 pub struct Cluster {
     settings: Settings,
-    spots: Vec<Spot>,
-    names: Arc<BTreeMap<NodeId, usize>>,
+    pub(super) spots: Vec<Spot>,
+    pub(super) names: Arc<BTreeMap<NodeId, usize>>,
     groups: Vec<Group>,
     group_index: BTreeMap<Group, usize>,
-    net: Network,
+    pub(super) net: Network,
+    /// The nodes' link layers, if they have them.
+    pub(super) linked: Option<Box<Linked>>,
     oracle: Oracle,
-    now: Time,
+    pub(super) now: Time,
     next_ticket: u64,
     steps: u64,
     trace: u64,
-    stale: bool,
+    pub(super) stale: bool,
     calm: bool,
     /// Frames that a data lane holds.
     room: usize,
@@ -107,6 +111,7 @@ impl Cluster {
         Self {
             settings,
             net: Network::new(ids.len()),
+            linked: None,
             spots: ids.into_iter().map(spot).collect(),
             names: Arc::new(index),
             groups: Vec::new(),
@@ -125,6 +130,11 @@ impl Cluster {
             touched: BTreeMap::new(),
             longest_join: Time::ZERO,
         }
+    }
+
+    /// Gives every node that starts from now on a link layer, above raw connections.
+    pub(super) fn link_layers(&mut self, config: LinkConfig, rules: LinkRules, width: usize) {
+        self.linked = Some(Box::new(Linked::new(self.spots.len(), config, rules, width)));
     }
 
     /// The number of a group; it gets one when it is first named.
@@ -170,6 +180,11 @@ impl Cluster {
     pub fn peer(&self, place: usize) -> Peer {
         let spot = &self.spots[place];
         Peer::new(spot.id.clone(), Incarnation::new(spot.life).unwrap_or(Incarnation::MIN))
+    }
+
+    /// This life of a place.
+    pub(super) fn peer_of(&self, place: usize, life: u64) -> Peer {
+        Peer::new(self.spots[place].id.clone(), Incarnation::new(life).unwrap_or(Incarnation::MIN))
     }
 
     /// The places where a node runs.
@@ -254,7 +269,7 @@ impl Cluster {
 
     /// Whether both ends of the link have been told of it and neither of its end.
     pub fn connected(&self, a: usize, b: usize) -> bool {
-        a != b && self.net.link(a, b).0.connected()
+        a != b && self.net.link(a, b).0.connected() && self.stands(a, b)
     }
 
     /// Whether every running node is `Ready` with the same view, which is all of them.
@@ -293,7 +308,7 @@ impl Cluster {
     }
 }
 
-type Outcome = Result<(), Violation>;
+pub(super) type Outcome = Result<(), Violation>;
 
 // Steps.
 impl Cluster {
@@ -326,6 +341,7 @@ impl Cluster {
             Step::Leave(n, g, which) => self.leave_nth(at(n), usize::from(g), usize::from(which)),
             Step::Cancel(n, which) => self.cancel_nth(at(n), usize::from(which)),
             Step::Cast(n, g, kind) => self.cast(at(n), usize::from(g), kind).map(|_| ()),
+            Step::Link(step) => self.apply_link(step),
         }
     }
 
@@ -353,6 +369,10 @@ impl Cluster {
             Step::Cancel(n, which) => [18, n, which, 0],
             Step::Room(a, b) => [20, a, b, 0],
             Step::Cast(n, g, kind) => [19, n, g as u8, kind as u8],
+            Step::Link(step) => {
+                self.mix_bytes(format!("{step:?}").as_bytes());
+                return;
+            }
         };
         self.mix_bytes(&parts);
     }
@@ -380,6 +400,9 @@ impl Cluster {
         spot.superseded = false;
         spot.drained = false;
         let me = self.peer(place);
+        if let Some(linked) = self.linked.as_mut() {
+            linked.start(me.clone(), place);
+        }
         let node = Node::new(me, settings, self.now);
         self.spots[place].node = Some(node);
         self.collect(place)
@@ -401,8 +424,16 @@ impl Cluster {
     /// # Errors
     /// As [`Cluster::apply`].
     pub fn crash(&mut self, place: usize) -> Outcome {
+        self.die(place, false)
+    }
+
+    /// The same; if it `vanished`, its connections do not break either.
+    pub(super) fn die(&mut self, place: usize, vanished: bool) -> Outcome {
         if self.spots[place].node.take().is_none() {
             return Ok(());
+        }
+        if let Some(linked) = self.linked.as_mut() {
+            linked.end(place, vanished);
         }
         self.oracle.died(self.life(place));
         let dead = self.life(place);
@@ -440,7 +471,7 @@ impl Cluster {
     /// # Errors
     /// As [`Cluster::apply`].
     pub fn tell_up(&mut self, at: usize, of: usize) -> Outcome {
-        if at == of || self.node(at).is_none() || self.node(of).is_none() {
+        if at == of || self.node(at).is_none() || self.node(of).is_none() || self.linked.is_some() {
             return Ok(());
         }
         let lives = [self.spots[at.min(of)].life, self.spots[at.max(of)].life];
@@ -473,7 +504,7 @@ impl Cluster {
     /// # Errors
     /// As [`Cluster::apply`].
     pub fn tell_down(&mut self, at: usize, of: usize, lose: bool) -> Outcome {
-        if at == of || self.node(at).is_none() {
+        if at == of || self.node(at).is_none() || self.linked.is_some() {
             return Ok(());
         }
         let (link, side) = self.net.link_mut(at, of);
@@ -496,7 +527,7 @@ impl Cluster {
     /// # Errors
     /// As [`Cluster::apply`].
     pub fn tell_suspect(&mut self, at: usize, of: usize, blocked: bool) -> Outcome {
-        if at == of || self.node(at).is_none() || !self.up(at, of) {
+        if at == of || self.node(at).is_none() || !self.up(at, of) || self.linked.is_some() {
             return Ok(());
         }
         let (link, side) = self.net.link_mut(at, of);
@@ -519,7 +550,7 @@ impl Cluster {
     /// # Errors
     /// As [`Cluster::apply`].
     pub fn tell_resumed(&mut self, at: usize, of: usize) -> Outcome {
-        if at == of || self.node(at).is_none() || !self.up(at, of) {
+        if at == of || self.node(at).is_none() || !self.up(at, of) || self.linked.is_some() {
             return Ok(());
         }
         let (link, side) = self.net.link_mut(at, of);
@@ -537,7 +568,7 @@ impl Cluster {
     }
 
     fn set_blocked(&mut self, from: usize, to: usize, blocked: bool) -> Outcome {
-        if from != to {
+        if from != to && self.linked.is_none() {
             let (link, side) = self.net.link_mut(from, to);
             if link.open && !link.closed() {
                 link.blocked[side] = blocked;
@@ -557,8 +588,11 @@ impl Cluster {
     /// Time goes by; less than asked for if a frame would be under way for longer than a link allows.
     ///
     /// # Errors
-    /// None today.
+    /// As [`Cluster::apply`], where a link is given up.
     pub fn pass(&mut self, time: Time) -> Outcome {
+        if self.linked.is_some() {
+            return self.pass_linked(time);
+        }
         let end = self.now.saturating_add(time);
         let limit = self.net.oldest().map_or(end, |sent| sent.saturating_add(MAX_UNDER_WAY).max(self.now));
         self.now = end.min(limit);
@@ -588,7 +622,7 @@ impl Cluster {
     }
 
     /// Gives an input to the node and carries out what it asks for.
-    fn input(&mut self, place: usize, act: impl FnOnce(&Node<u64>, &mut Out<'_>)) -> Outcome {
+    pub(super) fn input(&mut self, place: usize, act: impl FnOnce(&Node<u64>, &mut Out<'_>)) -> Outcome {
         let sent = self.act(place, act);
         self.count_payload(sent)?;
         self.collect(place)
@@ -610,9 +644,15 @@ impl Cluster {
             now: self.now,
             sent: Vec::new(),
             busy: false,
+            links: self.linked.as_mut().and_then(|linked| linked.at(place)),
+            untold: None,
         };
         act(node, &mut out);
-        let Out { sent, busy, .. } = out;
+        let Out { sent, busy, untold, .. } = out;
+        if let (Some(to), Some(linked)) = (untold, self.linked.as_mut()) {
+            let what = format!("n{place}'s link takes a frame to n{to}, of which it has not been told");
+            linked.broken.get_or_insert_with(|| Violation::new("contract", what));
+        }
         if busy {
             self.stale = true;
             self.refresh_calm();
@@ -639,11 +679,12 @@ impl Cluster {
             return Ok(());
         }
         self.stale = true;
-        let peer = self.peer(to);
+        let life = link.lives[1 - side];
+        let peer = self.peer_of(to, life);
         self.input(from, |node, wire| node.handle_room(&peer, wire))
     }
 
-    fn collect(&mut self, place: usize) -> Outcome {
+    pub(super) fn collect(&mut self, place: usize) -> Outcome {
         let mut outcome = Ok(());
         let mut changed = false;
         while let Some(effect) = self.spots[place].node.as_ref().and_then(Node::poll_effect) {
@@ -685,12 +726,12 @@ impl Cluster {
         {
             node.check_invariants().map_err(|broken| Violation::new("invariant", broken))?;
         }
-        outcome
+        outcome.and_then(|()| self.flush(place))
     }
 
     fn refresh_calm(&mut self) {
         if std::mem::take(&mut self.stale) {
-            self.calm = !self.net.disturbed() && self.is_ready();
+            self.calm = !self.net.disturbed() && self.is_decided() && self.is_ready();
             self.oracle.set_calm(self.calm);
         }
     }
@@ -799,6 +840,9 @@ impl Cluster {
 // Frames.
 impl Cluster {
     fn send(&mut self, from: usize, to: usize) -> Outcome {
+        if from != to && self.linked.is_some() {
+            return self.send_linked(from, to);
+        }
         if from == to || !self.net.link(from, to).0.connected() {
             return Ok(());
         }
@@ -835,17 +879,28 @@ impl Cluster {
             link.room[side] |= full;
             self.stale |= full;
         }
+        let peer = self.peer_of(from, life);
+        self.hand_over(from, to, &peer, transport::Frame { lane, head: frame.head, body: frame.body })
+    }
+
+    /// A frame has arrived and is given to the node.
+    pub(super) fn hand_over(
+        &mut self,
+        from: usize,
+        to: usize,
+        peer: &Peer,
+        frame: transport::Frame,
+    ) -> Outcome {
         self.mix_bytes(&frame.head);
-        let peer = Peer::new(self.spots[from].id.clone(), Incarnation::new(life).unwrap_or(Incarnation::MIN));
-        if lane == Lane::Data {
+        if frame.lane == Lane::Data {
             let message = postcard::from_bytes(&frame.head)
                 .map_err(|error| Violation::new("wire", format!("a data frame does not decode: {error}")))?;
-            return self.deliver_data(from, to, &peer, message, frame.body);
+            return self.deliver_data(from, to, peer, message, frame.body);
         }
         let message: Message = postcard::from_bytes(&frame.head)
             .map_err(|error| Violation::new("wire", format!("a frame does not decode: {error}")))?;
         let now = self.now;
-        self.input(to, |node, wire| node.handle_message(&peer, message, wire, now))
+        self.input(to, |node, wire| node.handle_message(peer, message, wire, now))
     }
 
     /// A broadcast begins; `None` if nobody runs here or a queue is full.
@@ -889,14 +944,15 @@ impl Cluster {
             return Ok(None);
         };
         let new = oracle::NewCast { origin, seq: id.seq, group, except, only, at_most_once };
-        let net = &self.net;
-        let cast = self.oracle.began(new, |life| {
+        let mut oracle = std::mem::take(&mut self.oracle);
+        let cast = oracle.began(new, |life| {
             if life == origin {
                 return Some(0);
             }
-            let (link, side) = net.link(place, life.place);
-            (link.connected() && link.lives[1 - side] == life.life).then_some(link.session)
+            let (link, side) = self.net.link(place, life.place);
+            (self.connected(place, life.place) && link.lives[1 - side] == life.life).then_some(link.session)
         });
+        self.oracle = oracle;
         if !at_most_once {
             self.receipts.insert(ticket, cast);
         }
@@ -1044,8 +1100,7 @@ impl Cluster {
         if origin == at {
             return true;
         }
-        let link = self.net.link(origin.place, at.place).0;
-        link.connected() && link.session == session
+        self.connected(origin.place, at.place) && self.net.link(origin.place, at.place).0.session == session
     }
 
     /// Judges all broadcasts: nothing is on its way.
@@ -1076,6 +1131,9 @@ impl Cluster {
     }
 
     fn run_once(&mut self) -> Result<bool, Violation> {
+        if self.linked.is_some() {
+            return self.run_once_linked();
+        }
         let mut moved = false;
         for a in 0..self.spots.len() {
             while self.spots[a].work {
@@ -1134,6 +1192,9 @@ impl Cluster {
     /// # Errors
     /// As [`Cluster::apply`].
     pub fn connect(&mut self, a: usize, b: usize) -> Outcome {
+        if self.linked.is_some() {
+            return self.apply(Step::Link(LinkStep::Dial(a as Place, b as Place)));
+        }
         self.tell_up(b, a)?;
         self.tell_up(a, b)
     }
@@ -1170,6 +1231,9 @@ impl Cluster {
             for other in others {
                 self.connect(place, other)?;
             }
+            if self.linked.is_some() {
+                self.run()?;
+            }
             self.settle(place)?;
         }
         Ok(())
@@ -1180,6 +1244,7 @@ impl Cluster {
     /// # Errors
     /// As [`Cluster::apply`].
     pub fn heal(&mut self) -> Outcome {
+        self.heal_linked()?;
         for (a, b) in self.net.pairs().collect::<Vec<_>>() {
             let (link, _) = self.net.link_mut(a, b);
             link.blocked = [false; 2];
@@ -1267,7 +1332,8 @@ impl Cluster {
     /// # Errors
     /// P5, with the first difference.
     pub fn check_quiet(&self) -> Outcome {
-        let moving = self.net.disturbed() || self.net.in_flight() > 0 || self.net.woken();
+        let told = self.linked.as_ref().is_none_or(|linked| !linked.is_any_pending());
+        let moving = !told || self.net.disturbed() || self.net.in_flight() > 0 || self.net.woken();
         let running: Vec<usize> = self.running().collect();
         let meshed = running.iter().all(|a| running.iter().all(|b| a == b || self.connected(*a, *b)));
         let alone = running.len() < 2;

@@ -13,21 +13,26 @@
 
 mod cluster;
 mod converge;
+mod links;
 mod network;
+mod pipes;
 mod random;
 mod schedule;
 mod shrink;
 mod step;
+mod wires;
 
 use std::fmt;
 
 use crate::config::Config;
 use crate::node::{Rules, Settings, Time};
 use crate::testing::oracle::{Tally, Violation};
+use crate::transport::link::{LinkConfig, LinkRules};
 
 pub use cluster::Cluster;
+pub use links::LinkTally;
 pub use random::Random;
-pub use step::{CastKind, Place, Step};
+pub use step::{CastKind, LinkStep, Place, Seen, Step};
 
 use schedule::{Scheduler, Temper};
 
@@ -44,12 +49,14 @@ pub struct Options {
     pub rules: Rules,
     /// Whether a failing schedule is made short, which takes a while.
     pub shorten: bool,
+    /// Whether the nodes have their link layers, above raw connections that fail; and the rules in force there.
+    pub links: Option<LinkRules>,
 }
 
 impl Options {
     /// The run of a seed.
     pub fn of_seed(seed: u64) -> Self {
-        Self { seed, nodes: None, steps: 6_000, rules: Rules::all(), shorten: true }
+        Self { seed, nodes: None, steps: 6_000, rules: Rules::all(), shorten: true, links: None }
     }
 
     /// With so many places.
@@ -70,6 +77,13 @@ impl Options {
     #[must_use]
     pub fn unshortened(mut self) -> Self {
         self.shorten = false;
+        self
+    }
+
+    /// With the nodes' link layers above raw connections that fail, under these rules of theirs.
+    #[must_use]
+    pub fn links(mut self, rules: LinkRules) -> Self {
+        self.links = Some(rules);
         self
     }
 
@@ -96,6 +110,8 @@ pub struct Report {
     pub longest_join: Time,
     /// A hash over all that happened.
     pub trace: u64,
+    /// What the link layers came to, if the nodes had them.
+    pub links: LinkTally,
 }
 
 /// A promise was broken: which, in which run, and the shortest schedule that was found to break it.
@@ -122,8 +138,9 @@ impl Failure {
     pub fn replay(&self) -> String {
         let Options { seed, nodes, steps, .. } = &self.options;
         let nodes = nodes.map(|nodes| format!(" SIM_NODES={nodes}")).unwrap_or_default();
+        let links = if self.options.links.is_some() { " SIM_LINKS=1" } else { "" };
         format!(
-            "SIM_SEED={seed}{nodes} SIM_STEPS={steps} cargo test --test simulation replay -- --nocapture --ignored"
+            "SIM_SEED={seed}{nodes}{links} SIM_STEPS={steps} cargo test --test simulation replay -- --nocapture --ignored"
         )
     }
 }
@@ -153,6 +170,8 @@ struct Setup {
     temper: Temper,
     /// How many frames a data lane holds.
     room: usize,
+    /// The link layers, and how many frames a connection holds.
+    links: Option<(LinkConfig, LinkRules, usize)>,
 }
 
 impl Setup {
@@ -167,11 +186,18 @@ impl Setup {
         let ready = if random.one_in(3) { 0 } else { random.between(nodes / 2, nodes) };
         let temper = Temper::draw(random, groups);
         let room = [1, 4, 1000, 1000][random.below(4)];
-        Self { nodes, groups, settings, ready, temper, room }
+        let links = options.links.map(|rules| {
+            let (config, width) = link_config(random, room);
+            (config, rules, width)
+        });
+        Self { nodes, groups, settings, ready, temper, room, links }
     }
 
     fn build(&self) -> Result<Cluster, Violation> {
         let mut cluster = Cluster::new(self.nodes, self.groups, self.settings.clone());
+        if let Some((config, rules, width)) = self.links.clone() {
+            cluster.link_layers(config, rules, width);
+        }
         cluster.start_all(0..self.ready)?;
         cluster.run()?;
         cluster.set_room(self.room);
@@ -201,6 +227,24 @@ fn settings(random: &mut Random) -> Settings {
     // not drawn of its own, so that older seeds stay the runs that they were
     settings.beat_peers = [64, 2, 1][(settings.hash_seed % 3) as usize];
     settings
+}
+
+/// The times of links, as short as those of the nodes; how many frames a connection holds.
+fn link_config(random: &mut Random, room: usize) -> (LinkConfig, usize) {
+    let ms = Time::from_millis;
+    let config = LinkConfig {
+        suspect_after: ms([150, 400][random.below(2)]),
+        ping_interval: [Some(ms(400)), Some(ms(800)), None][random.below(3)],
+        ping_timeout: ms([1000, 1500][random.below(2)]),
+        reconnect_grace: ms([100, 400, 1000][random.below(3)]),
+        stall_timeout: ms([1500, 2500][random.below(2)]),
+        handshake_timeout: ms([500, 1500][random.below(2)]),
+        queue_frames: room,
+        queue_bytes: [400, 1 << 20][random.below(2)],
+        piece_bytes: [usize::MAX, usize::MAX, 16, 64][random.below(4)],
+        ..LinkConfig::default()
+    };
+    (config, [1, 8, usize::MAX, usize::MAX][random.below(4)])
 }
 
 /// Runs one seed: faults first, then convergence.
@@ -255,5 +299,6 @@ fn attempt(
         heal_beats: heal_to_ready.as_secs_f64() / setup.settings.heartbeat_interval.as_secs_f64(),
         longest_join: cluster.longest_join(),
         trace: cluster.trace(),
+        links: cluster.link_tally(),
     })
 }

@@ -10,7 +10,8 @@ use bytes::Bytes;
 use crate::node::Time;
 use crate::node::message::DataMessage;
 use crate::node::relay::{Sent, Wire};
-use crate::transport::Lane;
+use crate::transport::link::Links;
+use crate::transport::{self, Lane, SendError};
 use crate::types::{NodeId, Peer};
 
 /// What is on its way.
@@ -64,6 +65,11 @@ pub(super) struct Link {
 impl Link {
     pub(super) fn closed(&self) -> bool {
         !self.ends.contains(&End::Up)
+    }
+
+    /// Whether the end `side` has been told that this life of the other is up, and not that it is down.
+    pub(super) fn is_up(&self, side: usize, life: u64) -> bool {
+        self.ends[side] == End::Up && self.lives[1 - side] == life
     }
 
     /// Both ends have been told of this session and neither of its end.
@@ -185,23 +191,58 @@ pub(super) struct Out<'a> {
     /// What was sent: the broadcast's origin and number, and where to.
     pub(super) sent: Vec<(Peer, u64, usize)>,
     pub(super) busy: bool,
+    /// The node's link layer, where there is one: then the lanes here only say what it has taken.
+    pub(super) links: Option<&'a mut Links>,
+    /// It took a frame to this place, whose node this one had not been told of.
+    pub(super) untold: Option<usize>,
+}
+
+impl Out<'_> {
+    fn by_link(&mut self, links_to: &Peer, place: usize, frame: Frame) -> Sent {
+        let Some(links) = self.links.as_mut() else { return Sent::NoLink };
+        let whole = transport::Frame { lane: Lane::Data, head: frame.head.clone(), body: frame.body.clone() };
+        let (link, side) = self.net.link_mut(self.from, place);
+        match links.try_send(links_to, whole, self.now) {
+            Ok(()) => {
+                if !link.is_up(side, links_to.incarnation.get()) {
+                    self.untold = Some(place);
+                }
+                link.lanes[side][Lane::Data.index()].push_back(frame);
+                Sent::Accepted
+            }
+            Err(SendError::Busy(_)) => {
+                link.full[side] = true;
+                self.busy = true;
+                Sent::Busy
+            }
+            Err(SendError::NoLink(_) | SendError::TooLarge(_)) => Sent::NoLink,
+        }
+    }
 }
 
 impl Wire for Out<'_> {
     fn try_send(&mut self, to: &Peer, message: DataMessage, body: &Bytes) -> Sent {
         let Some(place) = self.names.get(&to.node).copied() else { return Sent::NoLink };
-        let (link, side) = self.net.link_mut(self.from, place);
-        if link.ends[side] != End::Up || link.lives[1 - side] != to.incarnation.get() {
-            return Sent::NoLink;
-        }
-        let lane = &mut link.lanes[side][Lane::Data.index()];
-        if lane.len() >= self.room {
-            link.full[side] = true;
-            self.busy = true;
-            return Sent::Busy;
-        }
         let Ok(head) = postcard::to_allocvec(&message) else { return Sent::NoLink };
-        lane.push_back(Frame { sent: self.now, head: head.into(), body: body.clone() });
+        let frame = Frame { sent: self.now, head: head.into(), body: body.clone() };
+        if self.links.is_some() {
+            let sent = self.by_link(to, place, frame);
+            if sent != Sent::Accepted {
+                return sent;
+            }
+        } else {
+            let (link, side) = self.net.link_mut(self.from, place);
+            if !link.is_up(side, to.incarnation.get()) {
+                return Sent::NoLink;
+            }
+            let lane = &mut link.lanes[side][Lane::Data.index()];
+            if lane.len() >= self.room {
+                link.full[side] = true;
+                self.busy = true;
+                return Sent::Busy;
+            }
+            lane.push_back(frame);
+        }
         let (DataMessage::Route { cast, .. } | DataMessage::Deliver { cast, .. }) = message;
         self.sent.push((cast.id.origin, cast.id.seq, place));
         Sent::Accepted

@@ -60,9 +60,9 @@ pub(super) struct Scheduler {
     pub(super) random: Random,
     pub(super) temper: Temper,
     /// Directions that are left behind for a while.
-    lagging: Vec<(usize, usize)>,
+    pub(super) lagging: Vec<(usize, usize)>,
     /// The pair that most faults of a burst are about.
-    focus: (usize, usize),
+    pub(super) focus: (usize, usize),
     /// Whether the dead come back while the cluster is mended.
     revive: bool,
     mood: Mood,
@@ -104,6 +104,9 @@ impl Scheduler {
             Mood::Mend(left) => {
                 self.mood = Mood::Mend(left - 1);
                 if let Some(step) = self.mend(cluster).or_else(|| self.movement(cluster)) {
+                    return step;
+                }
+                if let Some(step) = self.wait(cluster) {
                     return step;
                 }
                 self.mood = Mood::Mend(0);
@@ -150,6 +153,9 @@ impl Scheduler {
 
     /// Tells the other end of a link what the first one knows.
     fn half_told(&mut self, cluster: &Cluster) -> Option<Step> {
+        if cluster.linked.is_some() {
+            return self.wire(cluster);
+        }
         let lose = self.random.one_in(2);
         cluster.net().pairs().find_map(|(a, b)| {
             let (link, side) = cluster.net().link(a, b);
@@ -182,6 +188,9 @@ impl Scheduler {
             if cluster.node(place).is_some() && !cluster.is_settled(place) {
                 return Some(Step::Settle(place as Place));
             }
+        }
+        if let Some(linked) = &cluster.linked {
+            return Self::mend_wire(cluster, linked);
         }
         if let Some(step) = self.half_told(cluster) {
             return Some(step);
@@ -260,7 +269,7 @@ impl Scheduler {
     }
 
     fn cast(&mut self, cluster: &Cluster) -> Step {
-        let place = self.place(cluster);
+        let place = self.untold(cluster).unwrap_or_else(|| self.place(cluster));
         let mut group = self.group();
         for _ in 0..3 {
             if !cluster.oracle().members(usize::from(group)).is_empty() {
@@ -291,6 +300,9 @@ impl Scheduler {
             (true, false) => (self.focus.1, self.focus.0),
             (false, _) => (a, b),
         };
+        if let Some(linked) = &cluster.linked {
+            return self.wire_fault(linked, a, b);
+        }
         let (link, side) = cluster.net().link(a, b);
         let (pa, pb) = (a as Place, b as Place);
         let lose = self.random.one_in(2);
@@ -339,6 +351,9 @@ impl Scheduler {
             return Some(Step::Settle(place));
         }
         if self.random.one_in(self.temper.crash) {
+            if cluster.linked.is_some() {
+                return Some(self.end_of(place));
+            }
             return Some(Step::Crash(place));
         }
         if self.random.one_in(self.temper.drain) && !cluster.is_drained(at) {
@@ -379,6 +394,9 @@ impl Scheduler {
     }
 
     fn frame(&mut self, cluster: &Cluster) -> Option<Step> {
+        if cluster.linked.is_some() {
+            return self.wire(cluster);
+        }
         let nodes = cluster.len();
         let first = self.random.below(nodes * nodes);
         let lanes = self.random.below(3);

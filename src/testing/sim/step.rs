@@ -88,6 +88,119 @@ pub enum Step {
     Cancel(Place, u8),
     /// A broadcast begins.
     Cast(Place, u16, CastKind),
+    /// Something below the nodes; only where they have link layers.
+    Link(LinkStep),
+}
+
+/// One thing that happens on the raw connections below the nodes' link layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LinkStep {
+    /// The first place dials the second.
+    Dial(Place, Place),
+    /// The next thing on one of their connections arrives.
+    Carry {
+        /// Who sent it.
+        from: Place,
+        /// Whom it reaches.
+        to: Place,
+        /// On which of the connections that have something.
+        nth: u8,
+        /// The node hears of what follows from it later, in steps of their own.
+        later: bool,
+    },
+    /// The node hears of the next thing that its link layer has decided.
+    Report(Place),
+    /// The link layer looks at its timers.
+    Tick(Place),
+    /// A connection breaks.
+    Break {
+        /// Who notices it first.
+        at: Place,
+        /// Who is at the other end.
+        of: Place,
+        /// Which of the connections that the first one has.
+        nth: u8,
+        /// How many of the things that it had sent still arrive.
+        keep: u8,
+        /// Who notices it at all.
+        seen: Seen,
+    },
+    /// The next packet is lost, though its connection goes on.
+    Drop {
+        /// Who sent it.
+        from: Place,
+        /// Whom it does not reach.
+        to: Place,
+        /// On which of the connections that have something.
+        nth: u8,
+    },
+    /// The next packet will arrive twice.
+    Repeat {
+        /// Who sent it.
+        from: Place,
+        /// Whom it reaches.
+        to: Place,
+        /// On which of the connections that have something.
+        nth: u8,
+    },
+    /// Nothing moves from the first to the second.
+    Hold(Place, Place),
+    /// It moves again.
+    Release(Place, Place),
+    /// All connections of two places break, and none is made.
+    Cut {
+        /// Who notices it first.
+        at: Place,
+        /// Who is at the other end.
+        of: Place,
+        /// Who notices it at all.
+        seen: Seen,
+    },
+    /// They can connect again.
+    Mend(Place, Place),
+    /// The first one gives the second up.
+    Disconnect(Place, Place),
+    /// A node leaves in an orderly way: it says goodbye.
+    Stop(Place),
+    /// A node dies, and nobody's connections break.
+    Vanish(Place),
+}
+
+/// Who notices that a connection is broken, other than by silence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Seen {
+    /// One end now, the other one later.
+    Both,
+    /// One end.
+    One,
+    /// Nobody.
+    Nobody,
+}
+
+impl fmt::Display for LinkStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            LinkStep::Dial(a, b) => write!(f, "n{a} dials n{b}"),
+            LinkStep::Carry { from, to, nth, later } => {
+                let later = if later { ", what follows is told later" } else { "" };
+                write!(f, "carry n{from} -> n{to} ({nth}){later}")
+            }
+            LinkStep::Report(n) => write!(f, "n{n} is told"),
+            LinkStep::Tick(n) => write!(f, "link timers n{n}"),
+            LinkStep::Break { at, of, nth, keep, seen } => {
+                write!(f, "n{at}'s connection ({nth}) with n{of} breaks, {keep} arrive, seen by {seen:?}")
+            }
+            LinkStep::Drop { from, to, nth } => write!(f, "lose one n{from} -> n{to} ({nth})"),
+            LinkStep::Repeat { from, to, nth } => write!(f, "double one n{from} -> n{to} ({nth})"),
+            LinkStep::Hold(a, b) => write!(f, "hold n{a} -> n{b}"),
+            LinkStep::Release(a, b) => write!(f, "release n{a} -> n{b}"),
+            LinkStep::Cut { at, of, seen } => write!(f, "cut n{at} n{of}, seen by {seen:?}"),
+            LinkStep::Mend(a, b) => write!(f, "mend n{a} n{b}"),
+            LinkStep::Disconnect(a, b) => write!(f, "n{a} gives n{b} up"),
+            LinkStep::Stop(n) => write!(f, "stop n{n}"),
+            LinkStep::Vanish(n) => write!(f, "n{n} dies, no connection breaks"),
+        }
+    }
 }
 
 impl fmt::Display for Step {
@@ -118,6 +231,7 @@ impl fmt::Display for Step {
             Step::Leave(n, g, which) => write!(f, "leave n{n} g{g} ({which})"),
             Step::Cancel(n, which) => write!(f, "cancel join n{n} ({which})"),
             Step::Cast(n, g, kind) => write!(f, "broadcast n{n} g{g} {kind:?}"),
+            Step::Link(step) => step.fmt(f),
         }
     }
 }

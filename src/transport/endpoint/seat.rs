@@ -151,9 +151,10 @@ impl Seat {
             let Some(arrival) = self.arrived.pop_front() else { break };
             self.take(&mut links, arrival, now);
         }
-        // after the input: what has arrived while nobody looked counts as heard
+        // after the input: what has arrived while nobody looked counts as heard; but not so late that peers that never
+        // pause put off everybody's timers
         let more = !self.arrived.is_empty();
-        if !more {
+        if !more || links.poll_timeout().is_some_and(|due| due + LATE < now) {
             links.handle_timeout(now);
         }
         more

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -166,7 +166,7 @@ where
     });
     let _carried = Carried(life, wire.raw);
     life.push(Arrival::Opened(wire.clone()));
-    let (mut stream, mut sink) = (pin!(stream), pin!(sink));
+    let mut stream = pin!(stream);
     let mut read = pin!(async {
         while let Some(Ok(bytes)) = poll_fn(|context| stream.as_mut().poll_next(context)).await {
             if !wire.arrived(life, bytes).await {
@@ -177,7 +177,7 @@ where
     let both = async {
         tokio::select! {
             () = &mut read => {}
-            closed = write(life, &wire, sink.as_mut()) => {
+            closed = write(life, &wire, sink) => {
                 if closed.is_some() {
                     let _ = tokio::time::timeout(LINGER, read).await;
                 }
@@ -190,8 +190,10 @@ where
     }
 }
 
-/// Writes until it has closed the connection in order; `None` if that was not possible.
-async fn write<W: Sink<Bytes>>(life: &Life, wire: &Wire, mut sink: Pin<&mut W>) -> Option<()> {
+/// Writes until it has closed the connection in order; `None` if that was not possible. The sink is dropped then: for
+/// many, as for one that writes to a channel, that is how the other end learns of it.
+async fn write<W: Sink<Bytes>>(life: &Life, wire: &Wire, sink: W) -> Option<()> {
+    let mut sink = pin!(sink);
     loop {
         match wire.next(life) {
             Next::Packet(packet) => {

@@ -58,8 +58,10 @@
 //! which is before its [`Effect::Down`] is carried out. So a router that counts the frames of a session never has
 //! one of them in another: one session may replace another of the same peer in one step.
 
+mod news;
 mod packet;
 mod pieces;
+mod rules;
 mod session;
 
 #[cfg(test)]
@@ -72,9 +74,11 @@ use std::time::Duration;
 use bytes::BytesMut;
 use serde::{Deserialize, Serialize};
 
+use news::News;
 pub use packet::Packet;
 use packet::{Heard, Hello, LINK_VERSION, PacketError, PerLane, Word};
 use pieces::Piece;
+pub use rules::{LinkMutation, LinkRules};
 use session::{Due, Session};
 
 use super::{Frame, SendError, Terms};
@@ -115,7 +119,9 @@ pub struct LinkConfig {
     /// A longer frame travels in pieces of this many bytes, so that a more urgent one need not wait for all of it,
     /// and a slow peer makes progress (unlimited: the frame is one packet). Each end chooses its own.
     pub piece_bytes: usize,
-    /// The longest frame, head and body, in bytes (1 GiB and 1 MiB: the longest payload that a scope allows).
+    /// The longest frame, head and body, in bytes (1 GiB and 1 MiB: the longest payload that a scope allows). Ends
+    /// with different limits refuse each other: what one may send, the other has to take. So it cannot be changed by
+    /// restarting one node after the other: the halves would not talk meanwhile.
     pub max_frame: usize,
 }
 
@@ -190,16 +196,28 @@ pub enum Refusal {
         ours: u8,
     },
     /// A live node of that name has this incarnation.
-    #[error("a live node of that name has incarnation {live}")]
+    #[error("incarnation {theirs} came under a name that a live node has with incarnation {live}")]
     Superseded {
+        /// The incarnation of the refused end.
+        theirs: Incarnation,
         /// The incarnation that holds the name.
         live: Incarnation,
     },
     /// The name was known in this, not lower, incarnation: take a higher one.
-    #[error("the name was known as incarnation {incarnation}")]
+    #[error("incarnation {theirs} came under a name that was known with incarnation {incarnation}")]
     Known {
+        /// The incarnation of the refused end.
+        theirs: Incarnation,
         /// The highest incarnation that was known.
         incarnation: Incarnation,
+    },
+    /// Another limit of a frame: what the one may send, the other would not take.
+    #[error("a limit of {theirs} bytes a frame (`max_frame`) was offered to a node with {ours}")]
+    MaxFrame {
+        /// What the refused end has.
+        theirs: u64,
+        /// What the refusing end has.
+        ours: u64,
     },
 }
 
@@ -211,7 +229,8 @@ pub enum DownReason {
     NoConnection,
     /// Nothing heard for `ping_timeout`.
     Silent,
-    /// Nothing acknowledged for `stall_timeout`.
+    /// Nothing acknowledged for `stall_timeout` on one connection, or for that, `ping_timeout` and `reconnect_grace`
+    /// together on however many.
     Stalled,
     /// It said so: it has shut down or given us up.
     Goodbye,
@@ -312,6 +331,7 @@ enum Phase {
 }
 
 #[derive(Debug)]
+#[cfg_attr(feature = "testing", derive(Clone))]
 struct Raw {
     phase: Phase,
     peer: Option<Peer>,
@@ -334,12 +354,14 @@ enum Timer {
 
 /// All links of one node. See the module.
 #[derive(Debug)]
+#[cfg_attr(feature = "testing", derive(Clone))]
 pub struct Links {
     me: Peer,
     settled: bool,
     stopped: bool,
     terms: Terms,
     config: LinkConfig,
+    rules: LinkRules,
     now: Time,
     raws: BTreeMap<RawId, Raw>,
     /// The connection of each name that has passed admission.
@@ -360,6 +382,7 @@ pub struct Links {
     last_session: u64,
     last_token: u64,
     stats: LinkStats,
+    news: News,
 }
 
 // Getters.
@@ -372,6 +395,7 @@ impl Links {
             stopped: false,
             terms,
             config: config.bounded(),
+            rules: LinkRules::all(),
             now: Time::ZERO,
             raws: BTreeMap::new(),
             current: BTreeMap::new(),
@@ -387,7 +411,20 @@ impl Links {
             last_session: 0,
             last_token: 0,
             stats: LinkStats::default(),
+            news: News::default(),
         }
+    }
+
+    /// Breaks a rule, for the checks.
+    #[cfg(feature = "testing")]
+    pub(crate) fn set_rules(&mut self, rules: LinkRules) {
+        self.rules = rules;
+    }
+
+    /// The number of the session with exactly this peer.
+    #[cfg(feature = "testing")]
+    pub(crate) fn session_id(&self, peer: &Peer) -> Option<u64> {
+        self.session(peer).map(|session| session.id)
     }
 
     /// This node, in this life.
@@ -452,7 +489,8 @@ impl Links {
         }
         self.raws.insert(raw, Raw::new(Phase::Greeting));
         let (terms, peer, settled) = (self.terms.clone(), self.me.clone(), self.settled);
-        self.say(raw, &Word::Hello(Hello { terms, peer, settled }));
+        let max_frame = self.max_frame();
+        self.say(raw, &Word::Hello(Hello { terms, peer, settled, max_frame }));
         self.set_raw_timer(raw, Some(self.now + self.config.handshake_timeout));
     }
 
@@ -480,14 +518,27 @@ impl Links {
         match packet::decode(packet, self.config.max_frame) {
             Ok(Heard::Piece { number, piece }) => self.on_piece(raw, number, piece),
             Ok(Heard::Word(word)) => self.on_word(raw, word),
-            Err(PacketError::UnknownKind(_)) => self.stats.unknown += 1,
+            Err(error @ PacketError::UnknownKind(_)) => {
+                self.stats.unknown += 1;
+                self.log(raw, "unknown", error);
+            }
             Err(PacketError::OtherVersion(theirs)) => {
                 self.refuse(raw, Refusal::LinkVersion { theirs, ours: LINK_VERSION });
             }
-            Err(PacketError::Malformed | PacketError::TooLarge) => {
+            Err(error @ (PacketError::Malformed | PacketError::TooLarge)) => {
                 self.stats.malformed += 1;
+                self.log(raw, "malformed", error);
                 self.break_raw(raw);
             }
+        }
+    }
+
+    /// Once for each peer and cause.
+    fn log(&mut self, raw: RawId, cause: &'static str, error: PacketError) {
+        let node = self.session_on(raw).map(|session| session.peer.node.clone());
+        if self.news.is_news(node.as_ref(), cause) {
+            let said = self.peer_of(raw);
+            tracing::warn!(me = %self.me, peer = ?said, %error, "strange input; more of this sort is counted only");
         }
     }
 
@@ -722,7 +773,7 @@ impl Links {
     }
 
     fn on_hello(&mut self, raw: RawId, hello: Hello) {
-        if let Some(refusal) = self.differs(&hello.terms) {
+        if let Some(refusal) = self.differs(&hello.terms, hello.max_frame) {
             self.refuse(raw, refusal);
             return;
         }
@@ -744,7 +795,11 @@ impl Links {
         self.admit(raw, false);
     }
 
-    fn differs(&self, terms: &Terms) -> Option<Refusal> {
+    fn max_frame(&self) -> u64 {
+        u64::try_from(self.config.max_frame).unwrap_or(u64::MAX)
+    }
+
+    fn differs(&self, terms: &Terms, max_frame: u64) -> Option<Refusal> {
         let ours = &self.terms;
         if terms.protocol != ours.protocol {
             return Some(Refusal::Protocol { theirs: terms.protocol, ours: ours.protocol });
@@ -755,13 +810,16 @@ impl Links {
         if terms.vnodes != ours.vnodes {
             return Some(Refusal::Vnodes { theirs: terms.vnodes, ours: ours.vnodes });
         }
+        if max_frame != self.max_frame() {
+            return Some(Refusal::MaxFrame { theirs: max_frame, ours: self.max_frame() });
+        }
         None
     }
 
     fn on_own_name(&mut self, raw: RawId, theirs: Incarnation) {
         let ours = self.me.incarnation;
         match theirs.cmp(&ours) {
-            std::cmp::Ordering::Less => self.refuse(raw, Refusal::Superseded { live: ours }),
+            std::cmp::Ordering::Less => self.refuse(raw, Refusal::Superseded { theirs, live: ours }),
             // we have dialled ourselves
             std::cmp::Ordering::Equal => self.break_raw(raw),
             std::cmp::Ordering::Greater => {
@@ -804,12 +862,12 @@ impl Links {
             if older && settled {
                 self.retire(&peer.node);
             } else if older {
-                self.refuse(raw, Refusal::Known { incarnation: rival });
+                self.refuse(raw, Refusal::Known { theirs: ours, incarnation: rival });
                 return;
             }
         }
         if let Some(known) = self.known.get(&peer.node).filter(|known| !settled && ours <= **known) {
-            self.refuse(raw, Refusal::Known { incarnation: *known });
+            self.refuse(raw, Refusal::Known { theirs: ours, incarnation: *known });
             return;
         }
         self.set_raw_timer(raw, Some(self.now + self.config.handshake_timeout));
@@ -862,12 +920,16 @@ impl Links {
         if *of != current || *token > answered {
             return;
         }
-        let (peer, settled) = (peer.clone(), *settled);
-        let live = self.sessions.get(&peer.node).map(|session| session.peer.incarnation);
+        let (theirs, settled) = (peer.incarnation, *settled);
+        let live = self.sessions.get(&node).map(|session| session.peer.incarnation);
         match live {
-            Some(live) if peer.incarnation < live || !settled => {
-                self.refuse(raw, Refusal::Superseded { live });
+            // nearly always the same life, which has opened two connections while it started: no event. A twin that
+            // starts and has drawn the same number learns of it by the word
+            Some(live) if !settled && theirs == live => {
+                self.say(raw, &Word::Refused(Refusal::Superseded { theirs, live }));
+                self.close(raw);
             }
+            Some(live) if theirs < live || !settled => self.refuse(raw, Refusal::Superseded { theirs, live }),
             Some(_) | None => self.break_raw(raw),
         }
     }
@@ -884,6 +946,8 @@ impl Links {
 
     fn on_ask(&mut self, raw: RawId) {
         let Some(peer) = self.peer_of(raw) else { return };
+        // over a slow network each answer has the time that the first had
+        self.set_raw_timer(raw, Some(self.now + self.config.handshake_timeout));
         if let Some(current) = self.current.get(&peer.node).copied()
             && current != raw
         {
@@ -898,6 +962,7 @@ impl Links {
 
     fn on_propose(&mut self, raw: RawId, proposed: Option<u64>, received: PerLane) {
         let Some(peer) = self.peer_of(raw) else { return };
+        self.set_raw_timer(raw, Some(self.now + self.config.handshake_timeout));
         let held = self.sessions.get(&peer.node).map(|session| session.id);
         if held.is_some() && held == proposed {
             if self.resume(raw, &peer, received) {
@@ -927,8 +992,15 @@ impl Links {
 
     fn on_fresh(&mut self, raw: RawId, session: u64) {
         let Some(peer) = self.peer_of(raw) else { return };
+        let left = match self.sessions.get(&peer.node) {
+            Some(session) if self.rules.breaks(LinkMutation::QueueOutlives) => session.left(),
+            Some(_) | None => Vec::new(),
+        };
         self.down(&peer.node, DownReason::Forgotten);
         self.up(raw, &peer, session);
+        if let Some(session) = self.session_on(raw) {
+            session.take_over(left);
+        }
     }
 
     fn on_confirmed(&mut self, raw: RawId, session: u64) {
@@ -939,15 +1011,10 @@ impl Links {
         }
     }
 
-    /// Whether there is a session with a node of this name.
-    fn is_linked_by_name(&self, node: &Option<NodeId>) -> bool {
-        node.as_ref().is_some_and(|node| self.sessions.contains_key(node))
-    }
-
     fn on_refused(&mut self, raw: RawId, refusal: Refusal) {
-        let node = self.peer_of(raw).map(|peer| peer.node);
+        let node = self.name_of(raw);
         match refusal {
-            Refusal::Known { incarnation } if !self.settled => {
+            Refusal::Known { incarnation, .. } if !self.settled => {
                 self.me.incarnation = self.me.incarnation.max(incarnation).next();
                 self.effects.push_back(Effect::Reborn);
                 // the others have read the old one
@@ -957,24 +1024,26 @@ impl Links {
                 }
                 return;
             }
-            Refusal::Superseded { live } if live == self.me.incarnation && self.is_linked_by_name(&node) => {
-                // it has this very life on another connection; two that dial each other at once open two
+            Refusal::Superseded { live, .. } if live == self.me.incarnation && self.settled => {
+                // it had this very life on another connection, which may be over again meanwhile; two that dial each
+                // other at once open two
                 self.break_raw(raw);
                 return;
             }
-            Refusal::Superseded { live } => self.effects.push_back(Effect::Superseded { live }),
+            Refusal::Superseded { live, .. } => self.effects.push_back(Effect::Superseded { live }),
             Refusal::Known { .. }
             | Refusal::Scope { .. }
             | Refusal::Vnodes { .. }
             | Refusal::Protocol { .. }
-            | Refusal::LinkVersion { .. } => {}
+            | Refusal::LinkVersion { .. }
+            | Refusal::MaxFrame { .. } => {}
         }
         self.effects.push_back(Effect::Refused { raw, node, refusal });
         self.break_raw(raw);
     }
 
     fn refuse(&mut self, raw: RawId, refusal: Refusal) {
-        let node = self.peer_of(raw).map(|peer| peer.node);
+        let node = self.name_of(raw);
         self.say(raw, &Word::Refused(refusal.clone()));
         self.effects.push_back(Effect::Refused { raw, node, refusal });
         self.close(raw);
@@ -986,7 +1055,7 @@ impl Links {
     fn up(&mut self, raw: RawId, peer: &Peer, id: u64) {
         self.settled = true;
         self.remember(peer);
-        let session = Session::new(peer.clone(), id, raw, self.now);
+        let session = Session::new(peer.clone(), id, raw, self.now, self.rules);
         self.sessions.insert(peer.node.clone(), session);
         self.set_phase(raw, Phase::Live);
         self.set_raw_timer(raw, None);
@@ -1089,7 +1158,7 @@ impl Links {
     }
 
     fn on_piece(&mut self, raw: RawId, number: u64, piece: Piece) {
-        let max_frame = self.config.max_frame;
+        let (max_frame, rules) = (self.config.max_frame, self.rules);
         let now = self.now;
         if self.raws.get(&raw).is_none_or(|state| state.phase != Phase::Live) {
             self.unexpected(raw);
@@ -1099,7 +1168,9 @@ impl Links {
         session.heard(now);
         let lane = piece.part.lane.index();
         let expected = session.received[lane] + 1;
-        if number == expected {
+        let again = number < expected && rules.breaks(LinkMutation::GivesTwice);
+        let behind = number > expected && rules.breaks(LinkMutation::TakesBehindGap);
+        if number == expected || again || behind {
             let Ok(frame) = session.incoming[lane].add(piece, max_frame) else {
                 // written again it would be as long again
                 let node = session.peer.node.clone();
@@ -1107,7 +1178,7 @@ impl Links {
                 self.down(&node, DownReason::Broken);
                 return;
             };
-            session.received[lane] = number;
+            session.received[lane] = number.max(session.received[lane]);
             session.ack_due = true;
             let suspect = session.suspect;
             if let Some(frame) = frame {
@@ -1154,7 +1225,13 @@ impl Links {
         if reason == DownReason::Stalled {
             self.stats.stalled += 1;
         }
-        self.effects.push_back(Effect::Down(session.peer, reason));
+        if reason == DownReason::Broken && self.news.is_news(Some(node), "broken") {
+            tracing::warn!(me = %self.me, peer = %session.peer, %reason, "link given up; more of this sort at debug");
+        }
+        let silent = reason == DownReason::Forgotten && self.rules.breaks(LinkMutation::ReplacesInSilence);
+        if !silent {
+            self.effects.push_back(Effect::Down(session.peer, reason));
+        }
         if let Some(raw) = session.raw {
             self.say(raw, &Word::Down);
             self.close(raw);
@@ -1239,6 +1316,12 @@ impl Raw {
 impl Links {
     fn peer_of(&self, raw: RawId) -> Option<Peer> {
         self.raws.get(&raw)?.peer.clone()
+    }
+
+    /// Who is at the other end, as far as it has been said, or proved below.
+    fn name_of(&self, raw: RawId) -> Option<NodeId> {
+        let state = self.raws.get(&raw)?;
+        state.peer.as_ref().map(|peer| peer.node.clone()).or_else(|| state.proved.clone())
     }
 
     /// The session that this connection carries.

@@ -100,6 +100,8 @@ pub(crate) struct Hello {
     pub(crate) peer: Peer,
     /// Whether that incarnation can no longer change: somebody has been told of it.
     pub(crate) settled: bool,
+    /// The longest frame that it sends and takes.
+    pub(crate) max_frame: u64,
 }
 
 /// A number for each lane, in the order of [`Lane::ALL`].
@@ -233,7 +235,7 @@ mod tests {
         let terms = Terms { scope: "s".into(), vnodes: 128, protocol: 1 };
         let peer = Peer::new(NodeId::new("a").unwrap(), Incarnation::new(300).unwrap());
         vec![
-            Word::Hello(Hello { terms, peer, settled: true }),
+            Word::Hello(Hello { terms, peer, settled: true, max_frame: 200 }),
             Word::Ask,
             Word::Propose { session: Some(5), received: [1, 2, 300] },
             Word::Resume { received: [1, 2, 300] },
@@ -255,7 +257,7 @@ mod tests {
     #[test]
     fn golden_bytes_of_every_kind() {
         let golden = [
-            "004d53545201017380010101 61ac0201",
+            "004d53545201017380010101 61ac0201c801",
             "01",
             "0201050102ac02",
             "030102ac02",

@@ -34,6 +34,7 @@ pub(crate) fn cut(frame: Frame, longest: usize) -> impl Iterator<Item = Piece> {
 
 /// Puts the pieces of one lane together again.
 #[derive(Debug, Default)]
+#[cfg_attr(feature = "testing", derive(Clone))]
 pub(crate) struct Assembly {
     head: BytesMut,
     body: BytesMut,

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use super::packet::PerLane;
 use super::pieces::{Assembly, Piece, cut};
-use super::{DownReason, LinkConfig, RawId, Time};
+use super::{DownReason, LinkConfig, LinkMutation, LinkRules, RawId, Time};
 use crate::transport::{Frame, Lane};
 use crate::types::Peer;
 
@@ -14,6 +14,7 @@ const TURN: u32 = 64;
 
 /// The sending half of a lane. Frames stay until they are acknowledged, so that they can be written again.
 #[derive(Debug, Default)]
+#[cfg_attr(feature = "testing", derive(Clone))]
 struct LaneOut {
     /// Numbered from `acked + 1`.
     frames: VecDeque<Piece>,
@@ -25,6 +26,7 @@ struct LaneOut {
 
 /// See the module.
 #[derive(Debug)]
+#[cfg_attr(feature = "testing", derive(Clone))]
 pub(crate) struct Session {
     pub(crate) peer: Peer,
     pub(crate) id: u64,
@@ -43,10 +45,14 @@ pub(crate) struct Session {
     pub(crate) wants_room: bool,
     /// When this session's timer is set for.
     pub(crate) armed: Option<Time>,
+    rules: LinkRules,
     out: [LaneOut; 3],
     passed_over: u32,
     heard_at: Time,
     progress_at: Time,
+    /// As `progress_at`, but a new connection alone is none: one that breaks before anything has come, again and
+    /// again, must not hold frames for ever.
+    moved_at: Time,
     /// When the ping that is not answered yet was sent.
     ping_at: Option<Time>,
     /// When any ping was last sent.
@@ -69,23 +75,25 @@ pub(crate) enum Due {
 pub(crate) struct Impossible;
 
 impl Session {
-    pub(crate) fn new(peer: Peer, id: u64, raw: RawId, now: Time) -> Self {
+    pub(crate) fn new(peer: Peer, id: u64, raw: RawId, now: Time, rules: LinkRules) -> Self {
         Self {
             peer,
             id,
             raw: Some(raw),
-            confirmed: false,
-            reported: false,
+            confirmed: rules.breaks(LinkMutation::WritesUntold),
+            reported: rules.breaks(LinkMutation::TakesUnreported),
             received: [0; 3],
             incoming: Default::default(),
             ack_due: false,
             suspect: false,
             wants_room: false,
             armed: None,
+            rules,
             out: Default::default(),
             passed_over: 0,
             heard_at: now,
             progress_at: now,
+            moved_at: now,
             ping_at: None,
             last_ping_at: now,
             detached_at: None,
@@ -126,9 +134,23 @@ impl Session {
         lane.bytes += frame.len();
         lane.frames.extend(cut(frame, config.piece_bytes));
         if !outstanding {
-            self.progress_at = now;
+            (self.progress_at, self.moved_at) = (now, now);
         }
         Ok(())
+    }
+
+    /// What is queued, for the mutation that keeps it.
+    pub(crate) fn left(&self) -> Vec<Piece> {
+        self.out.iter().flat_map(|lane| lane.frames.iter().cloned()).collect()
+    }
+
+    /// Takes what another session had not sent.
+    pub(crate) fn take_over(&mut self, left: Vec<Piece>) {
+        for piece in left {
+            let lane = &mut self.out[piece.part.lane.index()];
+            lane.bytes += piece.part.len();
+            lane.frames.push_back(piece);
+        }
     }
 
     /// The next piece to write, with its number: the most urgent lane first, but none waits for ever.
@@ -155,8 +177,12 @@ impl Session {
         }
         let mut progress = false;
         for (lane, to) in self.out.iter_mut().zip(received) {
+            let to = to + u64::from(self.rules.breaks(LinkMutation::CountsOneMore) && lane.acked < to);
             while lane.acked < to {
-                let Some(frame) = lane.frames.pop_front() else { return Err(Impossible) };
+                let Some(frame) = lane.frames.pop_front() else {
+                    let careless = self.rules.breaks(LinkMutation::CountsOneMore);
+                    return if careless { Ok(true) } else { Err(Impossible) };
+                };
                 lane.bytes -= frame.part.len();
                 lane.acked += 1;
                 lane.written = lane.written.saturating_sub(1);
@@ -164,7 +190,7 @@ impl Session {
             }
         }
         if progress {
-            self.progress_at = now;
+            (self.progress_at, self.moved_at) = (now, now);
         }
         Ok(progress)
     }
@@ -178,6 +204,7 @@ impl Session {
 
     /// Goes on with a new connection: what the other end has not received is written again.
     pub(crate) fn resume(&mut self, raw: RawId, received: PerLane, now: Time) -> Result<(), Impossible> {
+        let written = self.sent();
         for lane in &mut self.out {
             // whatever was written before may have been received, also what an older rewind has forgotten
             lane.written = lane.frames.len();
@@ -185,8 +212,9 @@ impl Session {
         if self.out.iter().zip(received).any(|(lane, to)| to < lane.acked) {
             return Err(Impossible);
         }
-        self.acknowledge(received, now)?;
-        for lane in &mut self.out {
+        let careless = self.rules.breaks(LinkMutation::WrittenIsReceived);
+        self.acknowledge(if careless { written } else { received }, now)?;
+        for lane in self.out.iter_mut().filter(|_| !self.rules.breaks(LinkMutation::WritesNothingAgain)) {
             lane.written = 0;
         }
         self.raw = Some(raw);
@@ -237,13 +265,24 @@ impl Session {
     }
 
     fn stall(&self, config: &LinkConfig) -> Option<Time> {
-        self.outstanding().then_some(self.progress_at + config.stall_timeout)
+        let plain = self.outstanding().then_some(self.progress_at + config.stall_timeout);
+        [plain, self.held_too_long(config)].into_iter().flatten().min()
+    }
+
+    /// When frames have been held for so long that no connection saves them any more, however many come: the longest
+    /// that one may take which stalls, is lost, and is waited for.
+    fn held_too_long(&self, config: &LinkConfig) -> Option<Time> {
+        let longest = config.stall_timeout + config.ping_timeout + config.reconnect_grace;
+        self.outstanding().then_some(self.moved_at + longest)
     }
 
     /// When [`Session::due`] has to be asked next, if at all.
     pub(crate) fn deadline(&self, config: &LinkConfig) -> Option<Time> {
         if let Some(at) = self.detached_at {
-            return Some(at + config.reconnect_grace);
+            return [Some(at + config.reconnect_grace), self.held_too_long(config)]
+                .into_iter()
+                .flatten()
+                .min();
         }
         let silence = self.silent_since(config).map(|at| at + config.ping_timeout);
         [silence, self.next_ping(config), self.suspicion(config), self.stall(config)]
@@ -256,8 +295,13 @@ impl Session {
     pub(crate) fn due(&self, config: &LinkConfig, now: Time) -> Due {
         let over = |at: Option<Time>| at.is_some_and(|at| now >= at);
         if let Some(at) = self.detached_at {
-            let over = now >= at + config.reconnect_grace;
-            return if over { Due::Down(DownReason::NoConnection) } else { Due::Nothing };
+            return if now >= at + config.reconnect_grace {
+                Due::Down(DownReason::NoConnection)
+            } else if over(self.held_too_long(config)) {
+                Due::Down(DownReason::Stalled)
+            } else {
+                Due::Nothing
+            };
         }
         if over(self.silent_since(config).map(|at| at + config.ping_timeout)) {
             Due::Down(DownReason::Silent)
@@ -280,7 +324,7 @@ mod tests {
 
     fn session() -> Session {
         let peer = Peer::new(NodeId::new("b").unwrap(), Incarnation::MIN);
-        Session::new(peer, 1, RawId(1), Time::ZERO)
+        Session::new(peer, 1, RawId(1), Time::ZERO, LinkRules::all())
     }
 
     fn frame(lane: Lane, len: usize) -> Frame {

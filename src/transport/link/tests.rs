@@ -390,6 +390,61 @@ fn hazard_14_a_short_break_loses_nothing() {
     assert_eq!(w.told[0].iter().filter(|t| matches!(t, Told::Resumed)).count(), 1);
 }
 
+/// Each new connection began the wait anew: a frame that no connection lived long enough to carry was under way for
+/// ever, beyond every tombstone.
+#[test]
+fn connections_that_break_before_a_frame_arrives_do_not_hold_it_for_ever() {
+    let mut w = World::new(&[peer("a", 1), peer("b", 2)]);
+    let mut raw = w.open(0, 1);
+    w.settle();
+    let began = w.now;
+    assert!(w.send(0, 1, Lane::Data, 1));
+    while !w.told[0].iter().any(|told| matches!(told, Told::Down(_))) {
+        assert!(w.now - began < Duration::from_secs(15), "no tombstone lives longer");
+        w.cut(raw, [true, true]);
+        w.pass(1900 * MS);
+        if w.told[0].iter().any(|told| matches!(told, Told::Down(_))) {
+            break;
+        }
+        raw = w.open(0, 1);
+        // the connection is agreed on and breaks before the frame has arrived
+        while !w.ends[0].raws.get(&RawId(raw)).is_some_and(|state| state.phase == Phase::Live)
+            || !w.ends[1].raws.get(&RawId(raw)).is_some_and(|state| state.phase == Phase::Live)
+        {
+            assert!(w.carry(raw, 0) | w.carry(raw, 1));
+        }
+        let way = &mut w.connections.get_mut(&raw).unwrap().ways[0].packets;
+        way.retain(|packet| packet.lane().is_none());
+        // and before any timer has its turn
+    }
+    assert_eq!(w.ends[0].stats().stalled, 1);
+    w.pass(200 * MS);
+    assert!(w.frames(1).is_empty());
+    assert!(matches!(w.told[1].last(), Some(Told::Down(_))), "both ends: {:?}", w.told[1]);
+}
+
+/// A break may last longer than a link that stalls, where more is allowed: what waited for it has not stalled.
+#[test]
+fn hazard_14_a_break_within_the_grace_loses_nothing_also_if_it_is_longer_than_a_stall() {
+    let config = LinkConfig { reconnect_grace: Duration::from_secs(30), ..LinkConfig::default() };
+    let mut w = World::with(&[peer("a", 1), peer("b", 2)], &config);
+    let raw = w.open(0, 1);
+    w.settle();
+    w.send(0, 1, Lane::Data, 1);
+    w.cut(raw, [true, true]);
+    w.send(0, 1, Lane::Data, 2);
+    w.pass(Duration::from_secs(12));
+    let raw = w.open(0, 1);
+    while !w.ends[0].raws.get(&RawId(raw)).is_some_and(|state| state.phase == Phase::Live) {
+        assert!(w.carry(raw, 0) | w.carry(raw, 1));
+    }
+    // a timer has its turn before anything is written
+    w.timeouts();
+    w.settle();
+    assert_eq!(w.frames(1), [1, 2]);
+    assert!(!w.told.iter().flatten().any(|told| matches!(told, Told::Down(_))), "{:?}", w.told);
+}
+
 #[test]
 fn hazard_14_a_long_break_is_down_at_both_ends_and_seen_by_one_first() {
     for seen in [[true, true], [true, false], [false, true]] {
@@ -520,6 +575,86 @@ fn different_terms_are_refused_and_both_values_named() {
     let protocol = other(Terms { protocol: 2, ..terms() });
     assert_eq!(protocol[0], Refusal::Protocol { theirs: 2, ours: 1 });
     assert!(protocol[0].to_string().contains('2') && protocol[0].to_string().contains('1'));
+}
+
+/// Such a link was made, and whatever was longer than the other end takes was accepted and gone.
+#[test]
+fn different_limits_of_a_frame_are_refused_and_both_named() {
+    for (ours, theirs) in [(1000, 2000), (2000, 1000)] {
+        let limit = |max_frame| LinkConfig { max_frame, ..LinkConfig::default() };
+        let mut w = World::new(&[peer("a", 1), peer("b", 2)]);
+        w.ends[0] = Links::new(peer("a", 1), terms(), limit(ours));
+        w.ends[1] = Links::new(peer("b", 2), terms(), limit(theirs));
+        w.open(0, 1);
+        w.settle();
+        assert!(w.told.iter().all(Vec::is_empty));
+        assert!(w.connections.values().all(|c| c.held == [false, false]), "closed at both ends");
+        let [a, b] = [&w.refused[0][0], &w.refused[1][0]];
+        for text in [a.to_string(), b.to_string()] {
+            assert!(text.contains("1000") && text.contains("2000") && text.contains("max_frame"), "{text}");
+        }
+    }
+}
+
+/// Nobody saw why a link broke again and again.
+#[test]
+fn strange_input_is_logged_once_for_each_peer_and_cause() {
+    #[derive(Clone, Default)]
+    struct Text(std::sync::Arc<parking_lot::Mutex<Vec<u8>>>);
+    impl std::io::Write for Text {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let text = Text::default();
+    let writer = text.clone();
+    let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    tracing::subscriber::with_default(log, || {
+        let mut w = World::new(&[peer("a", 1), peer("b", 2)]);
+        let head = |bytes: &'static [u8]| Packet { head: bytes.into(), body: Bytes::new() };
+        let never_sent = packet::encode_word(&Word::Ack { received: [0, 9, 0] });
+        for strange in [head(&[200]), head(&[201]), head(&[7]), head(&[]), never_sent.clone(), never_sent] {
+            if w.ends[0].connection(&peer("b", 2).node).is_none() {
+                w.open(0, 1);
+                w.pass(600 * MS);
+            }
+            let raw = w.ends[0].connection(&peer("b", 2).node).unwrap();
+            w.ends[0].handle_packet(raw, strange, w.now);
+            w.after(0);
+            w.settle();
+        }
+        assert_eq!((w.ends[0].stats().unknown, w.ends[0].stats().malformed), (2, 2));
+    });
+    let text = String::from_utf8(text.0.lock().clone()).unwrap();
+    let warned =
+        |part: &str| text.lines().filter(|line| line.contains("WARN") && line.contains(part)).count();
+    assert_eq!((warned("unknown"), warned("malformed"), warned("never sent")), (1, 1, 1), "{text}");
+}
+
+/// A node dials and is dialled while it starts: the second connection is refused as the first one lives. If the other
+/// end leaves meanwhile, the answer comes when there is no link any more: the node took itself for another.
+#[test]
+fn nobody_is_expelled_by_its_own_second_connection() {
+    let mut w = World::new(&[peer("a", 5), peer("b", 7)]);
+    w.ends[0].settle();
+    let [first, second] = [w.open(0, 1), w.open(1, 0)];
+    while w.carry(first, 0) | w.carry(first, 1) {}
+    assert!(w.ends[0].is_linked(&peer("b", 7).node));
+    // b's hello, written when nobody had been told of it, and a's; then the ping and the pong
+    assert!(w.carry(second, 1) && w.carry(second, 0));
+    while w.carry(first, 0) | w.carry(first, 1) {}
+    assert_eq!(w.refused, [[], []], "two that dial each other are nothing to be told of");
+    w.ends[0].shutdown(w.now);
+    w.after(0);
+    while w.carry(first, 0) | w.carry(first, 1) {}
+    assert_eq!(w.told[1], [Told::Up(peer("a", 5)), Told::Down(peer("a", 5))]);
+    w.settle();
+    assert_eq!(w.superseded, [None, None]);
+    assert_eq!(w.refused, [[], []]);
 }
 
 #[test]

@@ -16,6 +16,8 @@ use crate::types::NodeId;
 /// How many arrivals are taken before their effects are carried out.
 const BATCH: usize = 512;
 /// The first wait before a connection that has not led to a link is tried again; doubled up to a second.
+/// How late timers may be while packets keep coming.
+const LATE: Duration = Duration::from_millis(50);
 const REDIAL: Duration = Duration::from_millis(5);
 const REDIAL_MAX: Duration = Duration::from_secs(1);
 
@@ -138,9 +140,10 @@ impl Seat {
                 None => self.take(&mut links, arrival.item, now),
             }
         }
-        // after the input: what has arrived while nobody looked counts as heard
+        // after the input: what has arrived while nobody looked counts as heard; but not so late that peers that never
+        // pause put off everybody's timers
         let more = !self.arrived.is_empty();
-        if !more {
+        if !more || links.poll_timeout().is_some_and(|due| due + LATE < now) {
             links.handle_timeout(now);
         }
         more

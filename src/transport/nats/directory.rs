@@ -20,7 +20,8 @@ use crate::types::{NodeId, Peer};
 /// The first wait before a connection that has not led to a link is tried again; doubled up to a second.
 const REDIAL: Duration = Duration::from_millis(5);
 const REDIAL_MAX: Duration = Duration::from_secs(1);
-/// How long an answer to a wish for a connection may take.
+/// How long an answer to a wish for a connection may take at first; twice as long each time that none has come, up to
+/// `try_for`, since a network may be slower than any fixed time.
 const DIAL_TIMEOUT: Duration = Duration::from_millis(500);
 /// A life that does not open a connection is told at most so often that one is missed.
 const REMIND: Duration = Duration::from_millis(500);
@@ -45,7 +46,7 @@ pub(super) struct DirectoryConfig {
 enum Dial {
     Idle,
     Due(Time),
-    Asked { dialer: u64, until: Time },
+    Asked { until: Time },
     Connected,
 }
 
@@ -56,6 +57,10 @@ struct Known {
     expires: Time,
     dial: Dial,
     attempts: u32,
+    /// The number of the last wish; its answer is taken until the next one is out.
+    dialer: Option<u64>,
+    /// How long the next answer may take.
+    patience: Duration,
     refused: bool,
     tried: bool,
     first_heard: Time,
@@ -84,6 +89,7 @@ pub(super) struct Directory {
     random: u64,
     known: BTreeMap<LifeId, Known>,
     online: bool,
+    lost_at: Time,
     next_beat: Time,
     started: Time,
     /// How many nodes there are, by the answers.
@@ -102,6 +108,7 @@ impl Directory {
             random: seed,
             known: BTreeMap::new(),
             online: true,
+            lost_at: now,
             next_beat: now,
             started: now,
             expected: 0,
@@ -137,6 +144,8 @@ impl Directory {
             expires: now,
             dial: if leads { Dial::Due(now) } else { Dial::Idle },
             attempts: 0,
+            dialer: None,
+            patience: DIAL_TIMEOUT,
             refused: false,
             tried: false,
             first_heard: now,
@@ -148,7 +157,7 @@ impl Directory {
         if reopened {
             known.epoch = presence.epoch;
             known.refused = false;
-            known.attempts = 0;
+            (known.attempts, known.dialer) = (0, None);
             known.dial = if leads { Dial::Due(now) } else { Dial::Idle };
         }
         let missed = !leads
@@ -165,7 +174,7 @@ impl Directory {
     /// There is a raw connection with this life.
     pub(super) fn opened(&mut self, life: LifeId) {
         if let Some(known) = self.known.get_mut(&life) {
-            known.dial = Dial::Connected;
+            (known.dial, known.dialer) = (Dial::Connected, None);
         }
     }
 
@@ -184,6 +193,7 @@ impl Directory {
     pub(super) fn linked(&mut self, node: &NodeId) {
         for known in self.known.values_mut().filter(|known| known.node == *node) {
             (known.attempts, known.tried) = (0, true);
+            known.patience = DIAL_TIMEOUT.max(known.patience / 2);
         }
     }
 
@@ -200,17 +210,17 @@ impl Directory {
 
     /// Whose wish this was.
     pub(super) fn asked(&self, dialer: u64) -> Option<(NodeId, LifeId, u64)> {
-        self.known.iter().find_map(|(life, known)| match known.dial {
-            Dial::Asked { dialer: ours, .. } if ours == dialer => {
-                Some((known.node.clone(), *life, known.epoch))
-            }
-            _ => None,
-        })
+        let waits = |known: &Known| matches!(known.dial, Dial::Asked { .. } | Dial::Due(_));
+        self.known
+            .iter()
+            .find(|(_, known)| known.dialer == Some(dialer) && waits(known))
+            .map(|(life, known)| (known.node.clone(), *life, known.epoch))
     }
 
     /// NATS is away: nobody can be dialled, and that nobody is heard means nothing.
-    pub(super) fn lost(&mut self) {
+    pub(super) fn lost(&mut self, now: Time) {
         self.online = false;
+        self.lost_at = now;
         for known in self.known.values_mut() {
             known.dial = Dial::Idle;
         }
@@ -223,7 +233,7 @@ impl Directory {
         self.next_beat = now;
         for known in self.known.values_mut() {
             known.expires = known.expires.max(now + self.config.beat * SILENT_BEATS);
-            known.attempts = 0;
+            (known.attempts, known.dialer) = (0, None);
             let due = self.me.node < known.node && !known.refused;
             known.dial = if due { Dial::Due(now) } else { Dial::Idle };
         }
@@ -241,7 +251,8 @@ impl Directory {
             epoch: self.epoch,
             word,
             every_ms: u32::try_from(self.every().as_millis()).unwrap_or(u32::MAX),
-            nodes: u32::try_from(linked + 1).unwrap_or(u32::MAX),
+            // who starts itself cannot say how many there are
+            nodes: if self.settled { u32::try_from(linked + 1).unwrap_or(u32::MAX) } else { 0 },
         }
     }
 
@@ -253,13 +264,16 @@ impl Directory {
         let dialer = self.random();
         let late = |known: &Known| matches!(known.dial, Dial::Asked { until, .. } if until <= now);
         if self.known.values().any(late) {
+            let longest = self.config.try_for.max(DIAL_TIMEOUT);
             for known in self.known.values_mut().filter(|known| late(known)) {
                 known.dial = Dial::Due(now + known.back_off(dialer));
+                known.patience = longest.min(known.patience * 2);
             }
         }
         let due = |known: &Known| matches!(known.dial, Dial::Due(at) if at <= now) && !known.refused;
         let (life, known) = self.known.iter_mut().find(|(_, known)| due(known))?;
-        known.dial = Dial::Asked { dialer, until: now + DIAL_TIMEOUT };
+        known.dial = Dial::Asked { until: now + known.patience };
+        known.dialer = Some(dialer);
         Some((known.node.clone(), *life, dialer))
     }
 
@@ -288,10 +302,21 @@ impl Directory {
         self.settled
     }
 
+    /// Whether a start has waited long enough for NATS, which was lost meanwhile. Not for ever: nobody is found without
+    /// it, and a node that goes on would believe that it is alone.
+    pub(super) fn stranded(&self, now: Time) -> bool {
+        self.stranded_at().is_some_and(|at| now >= at)
+    }
+
+    fn stranded_at(&self) -> Option<Time> {
+        let waits = !self.online && !self.settled;
+        waits.then(|| self.lost_at + self.config.window + self.config.try_for)
+    }
+
     /// When something is due next.
     pub(super) fn timeout(&self) -> Option<Time> {
         if !self.online {
-            return None;
+            return self.stranded_at();
         }
         let dials = self.known.values().filter_map(|known| match known.dial {
             Dial::Due(at) if !known.refused => Some(at),
@@ -384,7 +409,8 @@ mod tests {
         assert_eq!(waits[0], Time::ZERO);
         assert_eq!(waits[1], DIAL_TIMEOUT, "at once when the first was not answered");
         assert!(waits[2..].windows(2).all(|w| w[0] <= w[1] + REDIAL_MAX / 4), "{waits:?}");
-        assert!(waits[11] > DIAL_TIMEOUT + REDIAL_MAX / 2 && waits[11] <= DIAL_TIMEOUT + REDIAL_MAX);
+        // the time that an answer may take has doubled up to three seconds
+        assert!(waits[11] > 3 * S + REDIAL_MAX / 2 && waits[11] <= 3 * S + REDIAL_MAX);
     }
 
     impl Known {
@@ -407,6 +433,80 @@ mod tests {
         assert_eq!(a.asked(dialer), None, "once");
     }
 
+    /// With a round trip above the fixed 500 ms nobody ever linked: the answer came when the next wish was out.
+    #[test]
+    fn a_slow_network_is_given_the_time_that_it_needs() {
+        for round_trip in [100, 499, 501, 600, 1000, 2500_u32] {
+            let round_trip = round_trip * S / 1000;
+            let mut a = directory("a");
+            a.heard(&says("b", 1, Word::Beat), Time::ZERO);
+            let mut asked: Vec<(Time, u64)> = Vec::new();
+            let mut now = Time::ZERO;
+            while !asked.iter().any(|(at, dialer)| *at + round_trip <= now && a.asked(*dialer).is_some()) {
+                assert!(now < 10 * S, "a round trip of {round_trip:?}: {} wishes", asked.len());
+                // what comes in is looked at once, when it comes
+                asked.retain(|(at, _)| *at + round_trip > now);
+                while let Some((_, _, dialer)) = a.due(now) {
+                    asked.push((now, dialer));
+                }
+                now += S / 1000;
+            }
+            assert!(asked.len() <= 4, "{} wishes under way", asked.len());
+        }
+    }
+
+    #[test]
+    fn an_answer_that_comes_before_the_next_wish_is_taken() {
+        let mut a = directory("a");
+        a.heard(&says("b", 1, Word::Beat), Time::ZERO);
+        let mut now = Time::ZERO;
+        let mut last = a.due(now).unwrap().2;
+        loop {
+            while a.due(now).is_none() && !matches!(a.known[&LifeId(1)].dial, Dial::Due(at) if at > now) {
+                now += S / 1000;
+            }
+            let known = &a.known[&LifeId(1)];
+            if matches!(known.dial, Dial::Due(_)) {
+                break;
+            }
+            last = known.dialer.unwrap();
+        }
+        assert!(
+            a.asked(last).is_some(),
+            "it waits with the next wish: the answer to the last one is welcome"
+        );
+        let (.., next) = a.due(now + S).unwrap();
+        assert_eq!(a.asked(last), None, "the other end has replaced it");
+        assert!(a.asked(next).is_some());
+    }
+
+    /// `settled` was never true then, and nothing was due: the start waited for ever.
+    #[test]
+    fn a_start_does_not_wait_for_ever_for_nats() {
+        let mut a = directory("a");
+        a.lost(S);
+        let end = S + S / 2 + 3 * S;
+        assert_eq!(a.timeout(), Some(end));
+        assert!(!a.settled(60 * S) && !a.stranded(end - S / 1000) && a.stranded(end));
+        a.back(2 * S);
+        assert!(!a.stranded(60 * S));
+        assert!(a.settled(60 * S));
+        a.lost(61 * S);
+        assert!(!a.stranded(600 * S), "once it runs it waits as long as it takes");
+    }
+
+    #[test]
+    fn who_starts_itself_does_not_say_how_many_there_are() {
+        let (mut a, mut b) = (directory("a"), directory("b"));
+        let answer = Presence { life: LifeId(7), ..a.presence(Word::Answer, 0) };
+        b.heard(&answer, Time::ZERO);
+        b.linked(&NodeId::new("a").unwrap());
+        assert!(!b.settled(Time::ZERO), "it knows as little: others may answer");
+        assert!(a.settled(S / 2));
+        b.heard(&Presence { life: LifeId(7), ..a.presence(Word::Answer, 0) }, S / 10);
+        assert!(b.settled(S / 10), "that one knows");
+    }
+
     #[test]
     fn who_was_away_is_dialled_anew() {
         let mut a = directory("a");
@@ -424,7 +524,8 @@ mod tests {
     fn while_nats_is_away_nobody_is_dialled_or_forgotten() {
         let mut a = directory("a");
         a.heard(&says("b", 1, Word::Beat), S);
-        a.lost();
+        assert!(!a.settled(S) && a.settled(9 * S), "the start is over");
+        a.lost(9 * S);
         assert_eq!((a.due(9 * S), a.beat(9 * S), a.timeout()), (None, false, None));
         a.back(60 * S);
         assert!(a.beat(60 * S));

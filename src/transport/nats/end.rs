@@ -142,6 +142,8 @@ pub(super) enum Progress {
     Started,
     /// Another node holds the name, in this life.
     Superseded(Incarnation),
+    /// Nothing will come of it.
+    Failed(&'static str),
 }
 
 /// One life of a node on NATS.

@@ -181,6 +181,7 @@ impl Transport for NatsTransport {
             Ok(Progress::Superseded(live)) => {
                 Err(TransportError::Superseded { node: self.node().clone(), live: *live })
             }
+            Ok(Progress::Failed(reason)) => Err(failed(reason)),
             Ok(Progress::Starting) | Err(_) => Err(stopped()),
         };
         if result.is_ok() {

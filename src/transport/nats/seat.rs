@@ -66,6 +66,8 @@ pub(super) struct Seat {
     pub(super) blocked: BTreeSet<RawId>,
     /// Connections of which something was taken.
     pub(super) touched: BTreeSet<RawId>,
+    /// Connections that are no link yet, and when their other ends are asked next.
+    pub(super) unlinked: BTreeSet<(Time, RawId)>,
     pub(super) packets: Vec<Packet>,
     pub(super) outbox: VecDeque<OutboundMessage>,
     pub(super) outbox_bytes: usize,
@@ -115,6 +117,7 @@ impl Seat {
             slow: BTreeMap::new(),
             blocked: BTreeSet::new(),
             touched: BTreeSet::new(),
+            unlinked: BTreeSet::new(),
             packets: Vec::new(),
             outbox: VecDeque::new(),
             outbox_bytes: 0,
@@ -147,6 +150,10 @@ impl Seat {
                 self.give_up(live).await;
                 return;
             }
+            if let Some(reason) = self.hopeless() {
+                self.progress.send_replace(Progress::Failed(reason));
+                return;
+            }
             self.attend();
             self.write();
             if more {
@@ -156,6 +163,20 @@ impl Seat {
             }
             self.wait(self.deadline()).await;
         }
+    }
+
+    /// Why a start cannot come to its end, if that is so.
+    fn hopeless(&self) -> Option<&'static str> {
+        if *self.progress.borrow() != Progress::Starting {
+            return None;
+        }
+        if self.deaf {
+            return Some("the NATS client was closed while the node started");
+        }
+        let stranded = self.directory.stranded(self.end.now());
+        stranded.then_some(
+            "the connection to NATS was lost while the node started, and did not come back in time",
+        )
     }
 
     fn deadline(&self) -> Instant {
@@ -258,7 +279,7 @@ impl Seat {
             for raw in self.connections.keys().copied().collect::<Vec<_>>() {
                 self.close(raw, false);
             }
-            self.directory.lost();
+            self.directory.lost(self.end.now());
             self.outbox.clear();
             self.outbox_bytes = 0;
         }
@@ -353,6 +374,7 @@ impl Seat {
             let [to, ..] = self.subjects.lanes(&node, life);
             self.publish(to, Envelope::Open { from, dialer, window }.encode());
         }
+        self.ask_unlinked(now);
         if self.directory.beat(now) {
             self.announce(Word::Beat);
         }
@@ -372,17 +394,22 @@ impl Seat {
             tracing::error!(incarnation = %live, "another node has taken the name of this one, which ends");
         }
         let (me, peers) = {
-            let links = self.end.links.lock();
-            (links.me().node.clone(), links.peers().cloned().collect::<Vec<Peer>>())
+            let mut links = self.end.links.lock();
+            let peers = links.peers().cloned().collect::<Vec<Peer>>();
+            // from here on nothing is taken any more; the goodbyes are written below
+            links.shutdown(self.end.now());
+            (links.me().node.clone(), peers)
         };
-        self.goodbye().await;
+        // before the goodbye, which may take long
         if *self.progress.borrow() == Progress::Started {
             // the router takes no further part, instead of believing that it is alone
             self.end.inbound.peer_up(Peer::new(me, live));
         }
         for peer in peers {
             self.end.inbound.peer_down(&peer);
+            self.end.rooms.forget(&peer);
         }
+        self.goodbye().await;
     }
 
     /// Leaves in an orderly way: what is queued is still written, as long as the others take it.

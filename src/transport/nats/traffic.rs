@@ -10,9 +10,9 @@ use super::end::{Progress, count};
 use super::envelope::{DATA_PREFIX, Envelope, Key, Presence, Word};
 use super::seat::{Connection, Seat};
 use super::subject::{LifeId, nobody_at};
-use super::wire::{Broken, LEAST_MESSAGE, Wire};
+use super::wire::{Broken, LEAST_MESSAGE, PROBE, Wire};
 use crate::transport::Lane;
-use crate::transport::link::{Links, Output, RawId};
+use crate::transport::link::{Links, Output, RawId, Time};
 use crate::types::NodeId;
 
 /// How many messages are given to the link layer before their effects are carried out.
@@ -228,6 +228,7 @@ impl Seat {
         self.lives.insert(life, raw);
         let nobody = format!("{}{}", self.nobody, raw.0).into();
         self.connections.insert(raw, Connection { wire, subjects, nobody });
+        self.unlinked.insert((self.end.now() + PROBE, raw));
         self.end.links.lock().handle_opened(raw, self.end.now());
     }
 
@@ -316,6 +317,25 @@ impl Seat {
                 let [to, ..] = connection.subjects.clone();
                 self.publish(to, credit.encode());
             }
+        }
+    }
+
+    /// Asks the other ends of connections that are no link yet. Each end waits for the other's next word, and nothing
+    /// else is written: that a word was lost is only found when a later message comes.
+    pub(super) fn ask_unlinked(&mut self, now: Time) {
+        while let Some((_, raw)) = self.unlinked.first().copied().filter(|(at, _)| *at <= now) {
+            self.unlinked.pop_first();
+            let Some(connection) = self.connections.get_mut(&raw) else { continue };
+            let links = self.end.links.lock();
+            let node = &connection.wire.node;
+            if links.is_linked(node) && links.connection(node) == Some(raw) {
+                continue;
+            }
+            drop(links);
+            self.unlinked.insert((now + PROBE, raw));
+            let (question, nobody) = (connection.wire.ask(), connection.nobody.clone());
+            let [to, ..] = connection.subjects.clone();
+            self.publish_with(to, Some(nobody), question);
         }
     }
 

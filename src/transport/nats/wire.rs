@@ -22,8 +22,8 @@ const LEAST_COST: u64 = 4096;
 /// A server that takes less in one message is of no use.
 pub(super) const LEAST_MESSAGE: usize = 512;
 
-/// How long nothing is taken before the other end is asked.
-const PROBE: Duration = Duration::from_millis(200);
+/// How long nothing is taken, or there is no link, before the other end is asked.
+pub(super) const PROBE: Duration = Duration::from_millis(200);
 
 /// What came does not continue the stream, or makes no sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,10 +159,16 @@ impl Wire {
             return None;
         }
         out.stuck = Some(now);
+        Some(self.ask())
+    }
+
+    /// A message with nothing in it: the other end finds out whether it has missed one before, and tells what it has.
+    pub(super) fn ask(&mut self) -> Bytes {
+        let out = &mut self.out;
         let bytes = encode_data(self.key, out.number, self.taken, 0, |_| {});
         out.number += 1;
         out.sent += cost(0);
-        Some(bytes)
+        bytes
     }
 
     /// What the other end has to be told, if it may be waiting for it.
@@ -317,6 +323,20 @@ mod tests {
             Ok(Envelope::Data { number, taken, piece, .. }) => (number, taken, piece),
             other => unreachable!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn a_lost_word_is_found_by_the_question_behind_it() {
+        let (mut a, mut b) = (wire(1 << 20), wire(1 << 20));
+        let mut packets = Vec::new();
+        let (number, _, empty) = piece(a.ask());
+        assert_eq!(b.receive(number, empty, &mut packets), Ok(()), "nothing is missing");
+        assert!(matches!(b.credit(), Some(Envelope::Credit { .. })), "and it is answered");
+        a.push(packet(&[6], vec![]));
+        assert!(a.cut(1000, false).is_some(), "which is lost");
+        let (number, _, empty) = piece(a.ask());
+        assert_eq!(b.receive(number, empty, &mut packets), Err(Broken::Gap));
+        assert_eq!(packets, []);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The two tasks of a connection: one reads, one writes.
 
 use std::collections::VecDeque;
+use std::fmt::Display;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ const GROWTH: usize = 1 << 20;
 const LINGER: Duration = Duration::from_secs(1);
 /// A connection that has rested for less is busy: what it writes next waits until the tasks that are ready have run.
 const BUSY: Duration = Duration::from_micros(100);
-/// How many messages of the mesh may wait to be written; more are dropped.
+/// How many messages of the mesh may wait to be written; more are dropped and counted.
 const MAX_MESSAGES: usize = 256;
 
 pub(super) type Reading = Box<dyn AsyncRead + Send + Unpin>;
@@ -75,14 +76,16 @@ impl Connection {
         });
     }
 
-    /// Puts a message of the mesh on its way; dropped if too many wait.
-    pub(super) fn tell(&self, message: Bytes) {
+    /// Puts a message of the mesh on its way; `false`: dropped, as too many wait.
+    pub(super) fn tell(&self, message: Bytes) -> bool {
         let mut messages = self.messages.lock();
-        if messages.len() < MAX_MESSAGES {
+        let room = messages.len() < MAX_MESSAGES;
+        if room {
             messages.push_back(message);
         }
         drop(messages);
         self.wake.notify_one();
+        room
     }
 
     fn put_back(&self, mut earlier: VecDeque<Bytes>) {
@@ -150,8 +153,9 @@ impl Reader {
         let mut read = Read::default();
         loop {
             // also before the first read: the handshake may have read more than its own
-            if self.decode(&mut read).is_err() {
+            if let Err(error) = self.decode(&mut read) {
                 self.mesh.counted.malformed();
+                self.log(&error);
                 return;
             }
             if !read.packets.is_empty() || !read.messages.is_empty() {
@@ -177,10 +181,22 @@ impl Reader {
             match record {
                 Record::Packet(packet) => read.packets.push(packet),
                 Record::Message(message) => read.messages.push_back(message),
-                Record::Unknown => self.mesh.counted.unknown_record(),
+                Record::Unknown => {
+                    self.mesh.counted.unknown_record();
+                    self.log(&"a record of a kind that is unknown here");
+                }
             }
         }
         Ok(())
+    }
+
+    /// Once for each peer and cause.
+    fn log(&self, strange: &dyn Display) {
+        let (mesh, node) = (&self.mesh, &self.connection.node);
+        if mesh.counted.is_news(node.as_str(), strange) {
+            let me = &mesh.settings.node;
+            tracing::warn!(%me, %node, %strange, "strange input; more of this sort is counted only");
+        }
     }
 }
 

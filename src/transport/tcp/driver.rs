@@ -61,6 +61,10 @@ impl Driver {
                 return;
             }
             let due = self.turn();
+            if let Some(due) = due.filter(|due| *due <= self.mesh.now()) {
+                self.timers(due).await;
+                continue;
+            }
             let mesh = self.mesh.clone();
             let timer = async {
                 match due {
@@ -71,16 +75,24 @@ impl Driver {
             tokio::select! {
                 biased;
                 () = mesh.stopped() => {}
-                () = mesh.wake.notified() => {}
+                // before the wake, which a peer that never pauses gives in every turn; of these there are only as many
+                // as were asked for
                 Some(done) = self.done.1.recv() => self.done(done),
-                () = timer => {
-                    if due.is_some_and(|due| mesh.now() > due + STOOD_STILL) {
-                        tokio::time::sleep(CATCH_UP).await;
-                    }
-                    mesh.input(|state, now| state.links.handle_timeout(now));
-                }
+                () = mesh.wake.notified() => {}
+                () = timer => {}
             }
         }
+    }
+
+    /// In every turn in which one is due, and not when nothing else is to be done: a peer that always has something
+    /// to say would put off the timers of all others.
+    async fn timers(&self, due: Time) {
+        if self.mesh.now() > due + STOOD_STILL {
+            tokio::time::sleep(CATCH_UP).await;
+        }
+        self.mesh.input(|state, now| state.links.handle_timeout(now));
+        // something that is due and stays so must not take the thread for itself
+        tokio::task::yield_now().await;
     }
 
     /// Does what is due; when to come back.
@@ -259,5 +271,81 @@ async fn dial(mesh: &Arc<Mesh>, alive: &Alive, ours: &Preamble, target: &Target)
             refused(mesh, &listener::name(target.node.as_ref(), address), &reject);
             Outcome::Failed
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+
+    use super::super::TcpTransport;
+    use super::super::discovery;
+    use super::*;
+    use crate::transport::{Frame, Inbound, Receiver, Terms};
+    use crate::types::Peer;
+
+    /// A router that nobody tells anything.
+    struct Nobody;
+
+    impl Receiver for Nobody {
+        fn peer_up(&self, _: Peer) {}
+        fn peer_suspect(&self, _: &Peer) {}
+        fn peer_resumed(&self, _: &Peer) {}
+        fn peer_down(&self, _: &Peer) {}
+        fn discovery_settled(&self) {}
+        fn frame(&self, _: &Peer, _: Frame) {}
+    }
+
+    fn driver() -> (TcpTransport, Arc<Mesh>, Driver) {
+        let transport = TcpTransport::builder("a").listen("127.0.0.1:0").build().unwrap();
+        let terms = Terms { scope: "s".into(), vnodes: 8, protocol: 1 };
+        let (mesh, alive) = transport.begin(Inbound::new(Weak::<Nobody>::new(), terms)).unwrap();
+        let me = mesh.state.lock().links.me().clone();
+        let advertise: SocketAddr = "127.0.0.1:1".parse().unwrap();
+        let ours = Preamble {
+            node: me.node.clone(),
+            scope: "s".into(),
+            advertise: advertise.to_string(),
+            instance: 1,
+        };
+        let config = discovery::Config {
+            me,
+            advertise,
+            seeds: Vec::new(),
+            dns: Vec::new(),
+            options: Default::default(),
+            gossip: None,
+        };
+        let driver = Driver::new(mesh.clone(), alive, ours, Book::new(config, 1));
+        (transport, mesh, driver)
+    }
+
+    /// Timers had their turn only when nothing else was to be done. A peer that sent messages of the mesh without a
+    /// pause put off the deadlines of all others.
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_does_not_put_off_timers() {
+        let (_transport, mesh, driver) = driver();
+        let quiet = mesh.open(NodeId::new("quiet").unwrap(), "127.0.0.1:2".parse().unwrap()).unwrap();
+        let flood = driver.done.0.clone();
+        let task = tokio::spawn(driver.run());
+        tokio::task::yield_now().await;
+        // far more than is taken while this task waits for its turn below
+        for _ in 0..200_000 {
+            assert!(flood.send(Done::Resolved(String::new(), Vec::new())).is_ok());
+        }
+        assert!(!mesh.state.lock().links.is_closing(quiet.raw));
+        tokio::time::advance(mesh.settings.link.handshake_timeout).await;
+        tokio::task::yield_now().await;
+        assert!(mesh.state.lock().links.is_closing(quiet.raw), "nobody has said hello there in time");
+        mesh.stop();
+        task.await.unwrap();
+    }
+
+    #[test]
+    fn messages_that_nobody_writes_are_bounded_and_counted() {
+        let (_transport, mesh, _driver) = driver();
+        let connection = mesh.open(NodeId::new("b").unwrap(), "127.0.0.1:2".parse().unwrap()).unwrap();
+        let taken = (0..1000).filter(|_| connection.tell("m".into())).count();
+        assert_eq!(taken, 256);
     }
 }

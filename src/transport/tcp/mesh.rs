@@ -456,8 +456,8 @@ impl Mesh {
             let state = self.state.lock();
             state.links.connection(node).and_then(|raw| state.connections.get(&raw).cloned())
         };
-        if let Some(connection) = connection {
-            connection.tell(message);
+        if connection.is_some_and(|connection| !connection.tell(message)) {
+            self.counted.dropped_message();
         }
     }
 

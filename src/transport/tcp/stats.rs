@@ -33,7 +33,7 @@ pub struct TcpStats {
     pub malformed: u64,
     /// Records of kinds that this version does not know; ignored.
     pub unknown_records: u64,
-    /// Messages of the mesh that were dropped because too many waited.
+    /// Messages of the mesh, from peers or to them, that were dropped because too many waited.
     pub dropped_messages: u64,
     /// Bytes read from peers, before TLS is added.
     pub bytes_in: u64,

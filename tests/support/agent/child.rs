@@ -212,10 +212,7 @@ impl Node {
             self.load.lag.store(0, Ordering::SeqCst);
         }
         let (stop, stopped) = watch::channel(false);
-        std::thread::spawn({
-            let (node, stopped) = (self.clone(), stopped.clone());
-            move || watch_lag(&node.load.lag, &stopped)
-        });
+        tokio::spawn(watch_lag(self.clone(), stopped.clone()));
         let generator = tokio::spawn(generate(self.clone(), muster, group, every, size, stopped));
         running.push((stop, generator));
         Ok(())
@@ -343,14 +340,15 @@ async fn cast(node: Arc<Node>, muster: Muster, group: String, size: usize) {
     }
 }
 
-/// A thread that wants to wake every 10 ms knows how long others had to wait for a core.
-fn watch_lag(lag: &AtomicU64, stopped: &watch::Receiver<bool>) {
+/// A task that wants to wake every 10 ms knows how long the others of this runtime had to wait for a core. (A thread of
+/// its own that sleeps most of the time is favoured by the scheduler, and knows of no delay.)
+async fn watch_lag(node: Arc<Node>, stopped: watch::Receiver<bool>) {
     const REST: Duration = Duration::from_millis(10);
     while !*stopped.borrow() {
-        let before = std::time::Instant::now();
-        std::thread::sleep(REST);
-        let late = before.elapsed().saturating_sub(REST);
-        lag.fetch_max(u64::try_from(late.as_micros()).unwrap(), Ordering::SeqCst);
+        let due = tokio::time::Instant::now() + REST;
+        tokio::time::sleep_until(due).await;
+        let late = due.elapsed();
+        node.load.lag.fetch_max(u64::try_from(late.as_micros()).unwrap(), Ordering::SeqCst);
     }
 }
 
