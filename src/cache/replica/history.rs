@@ -14,7 +14,7 @@ pub(super) fn quorum(owners: usize) -> usize {
 }
 
 /// Whether a copy with this lineage and this last write has a write. A lineage that is cut off at its beginning cannot
-/// tell old writes that it has from old ones that were lost; it says that it has them.
+/// tell old writes that it has from old ones that were lost; it says that it has them ([`surely_contains`] does not).
 pub(super) fn contains(lineage: &Lineage, end: Option<&Version>, write: &Version) -> Coverage {
     let entries = lineage.entries();
     let Some((first, first_base)) = entries.first() else { return Coverage::NotYet };
@@ -33,9 +33,22 @@ pub(super) fn contains(lineage: &Lineage, end: Option<&Version>, write: &Version
     if lineage.epoch() < Some(&write.epoch) { Coverage::NotYet } else { Coverage::Lost }
 }
 
-/// Whether a copy that ends with `end` has nothing that this history lacks.
+/// Whether a copy with this lineage and this last write has a write for certain. Of a time that the lineage tells
+/// nothing of any more, only the last write before its beginning is certain, with what its epoch wrote before it.
+pub(super) fn surely_contains(lineage: &Lineage, end: Option<&Version>, write: &Version) -> bool {
+    let known = match lineage.entries().first() {
+        Some((first, base)) if write.epoch < *first => {
+            base.as_ref().is_some_and(|base| base.epoch == write.epoch)
+        }
+        Some(_) | None => true,
+    };
+    known && contains(lineage, end, write) == Coverage::Yes
+}
+
+/// Whether a copy that ends with `end` has nothing that this history lacks, for certain: else what it holds is merged,
+/// and what loses is reported, rather than be dropped unseen.
 pub(super) fn is_prefix(lineage: &Lineage, history_end: Option<&Version>, end: Option<&Version>) -> bool {
-    end.is_none_or(|end| contains(lineage, history_end, end) == Coverage::Yes)
+    end.is_none_or(|end| surely_contains(lineage, history_end, end))
 }
 
 /// The lineage with its next epoch, which may have no write yet: copies open an epoch with its first write, so that
@@ -65,6 +78,30 @@ mod tests {
     fn a_quorum_meets_every_majority() {
         assert_eq!([1, 2, 3, 4, 5].map(quorum), [1, 1, 2, 2, 3]);
         assert!((1..20).all(|owners| quorum(owners) + majority(owners) > owners));
+    }
+
+    // caught by: a lineage that is cut off trusted with all that is older
+    #[test]
+    fn what_is_older_than_a_history_may_be_another_side() {
+        let mut lineage = Lineage::default();
+        (1..200).for_each(|n| {
+            lineage = with_epoch(&lineage, &epoch(2 * n), (n > 1).then(|| version(2 * n - 2, n)).as_ref());
+        });
+        let end = version(398, 300);
+        let (first, base) = lineage.entries()[0].clone();
+        let base = base.unwrap();
+        assert!(first > epoch(100), "it is cut off: {first}");
+        let whole = |of: &Version| is_prefix(&lineage, Some(&end), Some(of));
+        assert!(whole(&base) && whole(&Version::new(base.epoch.clone(), base.seq - 1)));
+        assert!(!whole(&Version::new(base.epoch.clone(), base.seq + 1)));
+        assert!(!whole(&version(3, 2)), "an epoch of another side, 60 epochs ago");
+        assert!(!whole(&version(4, 2)), "of this side, but nobody knows that any more");
+        assert_eq!(
+            contains(&lineage, Some(&end), &version(4, 2)),
+            Coverage::Yes,
+            "a session is not troubled"
+        );
+        assert!(!is_prefix(&Lineage::default(), None, Some(&version(1, 1))));
     }
 
     #[test]

@@ -18,8 +18,7 @@
 
 use std::collections::BTreeSet;
 
-use super::effect::Coverage;
-use super::history::contains;
+use super::history::surely_contains;
 use super::message::ReplicaMessage;
 use super::primary::Waiter;
 use super::{CacheEvent, Context, Mutation, Replica, Role};
@@ -194,9 +193,7 @@ impl Replica {
         let mut entries = Vec::new();
         for _ in 0..PASSED_OVER {
             let chunk = self.store.chunk(offer.cursor.as_ref(), ctx.config.chunk_bytes);
-            let own = |entry: &Entry| {
-                contains(&offer.lineage, offer.end.as_ref(), entry.version()) != Coverage::Yes
-            };
+            let own = |entry: &Entry| !surely_contains(&offer.lineage, offer.end.as_ref(), entry.version());
             entries.extend(chunk.entries.into_iter().filter(own));
             offer.last = chunk.next.is_none();
             offer.cursor = chunk.next;

@@ -176,6 +176,12 @@ impl Leading {
         self.streams.keys().chain(self.announced.keys()).chain(self.merges.keys())
     }
 
+    /// A node acknowledges what came late, of a stream that has ended: it was told who keeps the partition when it had
+    /// nothing, and would keep what it has now.
+    pub(super) fn tell_again(&mut self, peer: &Peer) {
+        self.announced.remove(peer);
+    }
+
     pub(super) fn forget_peer(&mut self, peer: &Peer, rules: Rules) {
         if rules.breaks(Mutation::OutOfOrder) {
             // as if everything that was sent had arrived

@@ -104,7 +104,7 @@ impl Replica {
 
     pub(super) fn on_snapshot_ack(&mut self, from: &Peer, epoch: &Epoch, number: u64) {
         let Role::Leading(leading) = &mut self.role else { return };
-        let Some(stream) = leading.streams.get_mut(from) else { return };
+        let Some(stream) = leading.streams.get_mut(from) else { return leading.tell_again(from) };
         let Some(sending) = &mut stream.snapshot else { return };
         if *epoch < sending.began || sending.in_flight != Some(number) {
             return;

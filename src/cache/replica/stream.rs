@@ -239,7 +239,7 @@ impl Replica {
 
     pub(super) fn on_ack(&mut self, from: &Peer, epoch: &Epoch, end: Option<Version>, whole: bool) {
         let Role::Leading(leading) = &mut self.role else { return };
-        let Some(stream) = leading.streams.get_mut(from) else { return };
+        let Some(stream) = leading.streams.get_mut(from) else { return leading.tell_again(from) };
         if leading.config.epoch != *epoch {
             return;
         }

@@ -10,6 +10,7 @@ use crate::record;
 use crate::types::{Incarnation, NodeId};
 
 mod fencing;
+mod late;
 
 /// The same numbers for the same seed.
 struct Dice(u64);

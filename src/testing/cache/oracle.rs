@@ -790,7 +790,10 @@ impl Oracle {
             return true;
         }
         let has = store.read(&Term::from(key)).version;
-        if has.is_some_and(|has| self.knows(partition, &has, version, key)) {
+        if has.as_ref().is_some_and(|has| self.knows(partition, has, version, key)) {
+            return true;
+        }
+        if !matches!(op.what, What::Put(_)) && self.is_deleted_after(partition, key, version, store, has) {
             return true;
         }
         if let What::Put(put) = &op.what {
@@ -804,6 +807,28 @@ impl Oracle {
             let after = |later: &Version| later != version && self.knows(partition, later, version, key);
             let same_key = versions_of(later).any(|(other, at)| other == key && after(&at));
             same_key || (later.what == What::DeleteAll && later.version.as_ref().is_some_and(after))
+        })
+    }
+
+    /// Whether a later delete of this key says what the one of `version` said: then nothing of it is lost, and in a
+    /// merge it does not count as a loser.
+    fn is_deleted_after(
+        &self,
+        partition: u32,
+        key: i64,
+        version: &Version,
+        store: &Store,
+        has: Option<Version>,
+    ) -> bool {
+        let remains = |at: &Version| {
+            at > version
+                && (self.contains(partition, store, at, key)
+                    || has.as_ref().is_some_and(|has| self.knows(partition, has, at, key)))
+        };
+        self.writes[partition as usize].iter().map(|id| &self.ops[*id]).any(|other| match other.what {
+            What::DeleteKeys(_) => versions_of(other).any(|(of, at)| of == key && remains(&at)),
+            What::DeleteAll => other.version.as_ref().is_some_and(remains),
+            What::Put(_) | What::DeleteMatch(_) | What::Get(_) | What::ReadAll => false,
         })
     }
 

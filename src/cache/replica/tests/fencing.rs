@@ -6,7 +6,7 @@ use super::*;
 
 impl Net {
     /// All that is on its way from one node to another, and nothing that this leads to.
-    fn carry(&mut self, from: &Peer, to: &Peer) {
+    pub(super) fn carry(&mut self, from: &Peer, to: &Peer) {
         let queues = self.queues.iter_mut().filter(|((a, b, _), _)| a == from && b == to);
         let messages: Vec<ReplicaMessage> = queues.flat_map(|(_, queue)| queue.drain(..)).collect();
         for message in messages {
@@ -14,7 +14,7 @@ impl Net {
         }
     }
 
-    fn tell_view(&mut self, me: &Peer, live: &[&Peer]) {
+    pub(super) fn tell_view(&mut self, me: &Peer, live: &[&Peer]) {
         let node = self.nodes.get_mut(me).unwrap();
         node.members.live = live.iter().copied().cloned().collect();
         let wanted = node.wanted.clone();

@@ -172,6 +172,23 @@ fn a_copy_has_what_its_history_tells_of() {
 }
 
 #[test]
+fn a_delete_that_both_sides_of_a_split_made_is_not_lost() {
+    let deleted = |bench: &mut Bench, at: Version| {
+        let op = bench.begin(0, What::DeleteKeys(vec![1]), WriteMode::Async);
+        bench.0.succeed(op, Some(at), None).unwrap();
+    };
+    let begun = [(epoch(2, "b"), None)];
+    let write = |key: i64| Write::DeleteKeys(vec![Term::from(key)]);
+    let mut bench = Bench::new(Kind::Split);
+    deleted(&mut bench, version(1, "a", 1));
+    let other = store(&begun, &[(write(2), version(2, "b", 1))]);
+    assert_eq!(promise(bench.0.account(0, &other)), "unreported", "another key");
+    deleted(&mut bench, version(2, "b", 1));
+    let same = store(&begun, &[(write(1), version(2, "b", 1))]);
+    assert_eq!(promise(bench.0.account(0, &same)), "kept");
+}
+
+#[test]
 fn what_a_split_takes_is_reported() {
     let loser =
         |key: i64, at: Version, by: Version| Loser { key: Some(key.into()), record: None, version: at, by };
