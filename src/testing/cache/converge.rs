@@ -50,6 +50,13 @@ pub(super) fn converge(cluster: &mut Cluster, seed: u64) -> Result<Duration, Vio
             }
         }
         cluster.apply(Step::Time(50))?;
+        // who was draining when everything was mended has gone, and may be one of those that a birth waits for
+        for place in (0..cluster.len()).filter(|_| all) {
+            if !cluster.is_running(place) {
+                cluster.apply(Step::Start(place as Place))?;
+                cluster.apply(Step::Open(place as Place))?;
+            }
+        }
     }
     let took = cluster.now() - healed;
 
