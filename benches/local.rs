@@ -370,7 +370,7 @@ fn cache(bench: &mut Bench) {
     let cache = runtime.block_on(node.cache(config)).unwrap();
     runtime.block_on(cache.until_ready(PATIENCE)).unwrap();
     let keys: Vec<Term> = (0..KEYS).map(|number| Term::from(format!("user:{number:08}"))).collect();
-    let of = |at: usize| record![keys[at % KEYS].clone(), vec![7_u8; 100]];
+    let of = |at: usize| record![keys[at % KEYS].clone(), &[7_u8; 100][..]];
     runtime.block_on(cache.put_batch((0..KEYS).map(of))).unwrap();
     let map: DashMap<Term, Record> = (0..KEYS).map(|at| (keys[at].clone(), of(at))).collect();
     if support::wanted("cache_get") {

@@ -1,6 +1,7 @@
 //! The conductor, its nodes and its floors.
 
 mod bare;
+mod cache;
 mod faults;
 mod lab;
 mod node;
@@ -36,6 +37,7 @@ fn conduct() {
     faults::freeze(&mut report);
     faults::drain(&mut report, &bare);
     rows::trace(&mut report, &bare);
+    cache::rows(&mut report, &bare);
     report.finish();
 }
 

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hdrhistogram::Histogram;
+use muster_router::cache::Cache;
 use muster_router::transport::tcp::TcpTransport;
 use muster_router::{Group, Membership, Message, Muster, Status, TryBroadcastError};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use super::words::*;
-use super::{EARLY, replay};
+use super::{EARLY, cache, replay};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Tasks that probe, so that one slow call does not hide the next.
@@ -58,6 +59,7 @@ pub(crate) struct Life {
 struct Node {
     life: Option<Life>,
     members: Vec<Membership>,
+    cache: Option<Cache>,
     pace: Option<Running<(u64, u64)>>,
     probe: Option<Running<Probed>>,
 }
@@ -148,6 +150,15 @@ impl Node {
             }
             Act::Replay { nodes, index, callers } => {
                 Ok(Answer::Replayed(replay::run(&life, nodes, index, callers).await?))
+            }
+            Act::Open => {
+                self.cache = Some(cache::open(&life.muster).await?);
+                Ok(Answer::Done)
+            }
+            Act::Call { puts, callers, millis } => {
+                let opened = self.cache.as_ref().ok_or("no cache")?;
+                let (count, nanos) = cache::call(opened, puts, callers, now() + millis * 1_000_000).await?;
+                Ok(Answer::Took { count, nanos })
             }
             Act::Stats => {
                 let stats = life.transport.stats();

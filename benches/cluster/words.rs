@@ -94,6 +94,14 @@ pub(crate) enum Act {
         index: usize,
         callers: usize,
     },
+    /// Opens the cache.
+    Open,
+    /// So many callers put records that another node serves, or get them, each one after the other, for a while.
+    Call {
+        puts: bool,
+        callers: usize,
+        millis: u64,
+    },
     Stats,
     Drain,
     Shutdown,

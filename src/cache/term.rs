@@ -455,11 +455,15 @@ impl From<Record> for Term {
 }
 
 /// A [`Record`](crate::cache::Record) of values that convert into [`Term`](crate::cache::Term)s: numbers, text,
-/// bytes, options, vectors (lists), tuples, maps. A `u64` does not; see [`to_term`](crate::cache::to_term).
+/// bytes, options, vectors (lists), tuples, maps. A `u64` does not; see [`to_term`](crate::cache::to_term). Bytes are
+/// a `&[u8]` or [`Bytes`](bytes::Bytes); a `Vec<u8>` is a list of numbers like other vectors, which takes more room and
+/// time.
 ///
 /// ```
 /// use muster_router::{cache::Term, record};
 /// assert_eq!(record!["a", 1, Term::Nil].len(), 3);
+/// let picture: Vec<u8> = vec![0x89, 0x50];
+/// assert_eq!(record![&picture[..]], record![bytes::Bytes::from(picture)]);
 /// ```
 #[macro_export]
 macro_rules! record {

@@ -122,6 +122,19 @@ impl Lineage {
         }
     }
 
+    /// Whether a copy of this lineage that has applied all up to `applied` holds a write for certain. Of a time that the
+    /// lineage tells nothing of any more, only the last write before its beginning is certain, with what its epoch wrote
+    /// before it. What was taken over from another side of a split, which keeps its versions, is not of this history.
+    pub fn surely_contains(&self, applied: Option<&Version>, write: &Version) -> bool {
+        match self.0.iter().position(|(epoch, _)| *epoch == write.epoch) {
+            Some(index) => self.end_of(index, applied) >= Some(write),
+            None => match self.0.first() {
+                Some((_, Some(base))) => base.epoch == write.epoch && base >= write,
+                Some((_, None)) | None => false,
+            },
+        }
+    }
+
     /// The last write that both copies hold, each given by its lineage and the last write that it has applied.
     /// `None` if they have none in common.
     pub fn common(

@@ -39,7 +39,8 @@ pub(crate) enum Coverage {
 #[non_exhaustive]
 pub enum CacheEvent {
     /// A write that was accepted on one side of a split lost in the merge. Said at least once for each, by the node
-    /// that is primary at the time of the merge.
+    /// that is primary at the time of the merge. What a side had taken over in an earlier merge, and was overwritten
+    /// in the usual way since, may be named as well: nobody can tell it any more from what lost.
     Conflict {
         /// The partition.
         partition: PartitionId,

@@ -240,8 +240,8 @@ impl Replica {
         if let Role::Leading(_) = self.role {
             return;
         }
-        let holds =
-            self.whole || matches!(&self.role, Role::Following(following) if following.incoming.is_some());
+        // also who follows a stream that ended before anything came of it
+        let holds = self.whole || matches!(&self.role, Role::Following(_));
         let offering = self.offer.as_ref().is_some_and(|offer| offer.epoch == config.epoch);
         if holds && !config.owners.contains(ctx.me) && (settled || !same_primary) && !offering {
             self.tell_position(from);

@@ -14,7 +14,7 @@ pub(super) fn quorum(owners: usize) -> usize {
 }
 
 /// Whether a copy with this lineage and this last write has a write. A lineage that is cut off at its beginning cannot
-/// tell old writes that it has from old ones that were lost; it says that it has them ([`surely_contains`] does not).
+/// tell old writes that it has from old ones that were lost; it says that it has them ([`Lineage::surely_contains`] does not).
 pub(super) fn contains(lineage: &Lineage, end: Option<&Version>, write: &Version) -> Coverage {
     let entries = lineage.entries();
     let Some((first, first_base)) = entries.first() else { return Coverage::NotYet };
@@ -33,22 +33,10 @@ pub(super) fn contains(lineage: &Lineage, end: Option<&Version>, write: &Version
     if lineage.epoch() < Some(&write.epoch) { Coverage::NotYet } else { Coverage::Lost }
 }
 
-/// Whether a copy with this lineage and this last write has a write for certain. Of a time that the lineage tells
-/// nothing of any more, only the last write before its beginning is certain, with what its epoch wrote before it.
-pub(super) fn surely_contains(lineage: &Lineage, end: Option<&Version>, write: &Version) -> bool {
-    let known = match lineage.entries().first() {
-        Some((first, base)) if write.epoch < *first => {
-            base.as_ref().is_some_and(|base| base.epoch == write.epoch)
-        }
-        Some(_) | None => true,
-    };
-    known && contains(lineage, end, write) == Coverage::Yes
-}
-
 /// Whether a copy that ends with `end` has nothing that this history lacks, for certain: else what it holds is merged,
 /// and what loses is reported, rather than be dropped unseen.
 pub(super) fn is_prefix(lineage: &Lineage, history_end: Option<&Version>, end: Option<&Version>) -> bool {
-    end.is_none_or(|end| surely_contains(lineage, history_end, end))
+    end.is_none_or(|end| lineage.surely_contains(history_end, end))
 }
 
 /// The lineage with its next epoch, which may have no write yet: copies open an epoch with its first write, so that

@@ -18,7 +18,6 @@
 
 use std::collections::BTreeSet;
 
-use super::history::surely_contains;
 use super::message::ReplicaMessage;
 use super::primary::Waiter;
 use super::{CacheEvent, Context, Mutation, Replica, Role};
@@ -193,7 +192,7 @@ impl Replica {
         let mut entries = Vec::new();
         for _ in 0..PASSED_OVER {
             let chunk = self.store.chunk(offer.cursor.as_ref(), ctx.config.chunk_bytes);
-            let own = |entry: &Entry| !surely_contains(&offer.lineage, offer.end.as_ref(), entry.version());
+            let own = |entry: &Entry| !offer.lineage.surely_contains(offer.end.as_ref(), entry.version());
             entries.extend(chunk.entries.into_iter().filter(own));
             offer.last = chunk.next.is_none();
             offer.cursor = chunk.next;

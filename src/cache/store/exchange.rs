@@ -248,18 +248,23 @@ impl Store {
             MergePlan::KeepOurs { common } => (false, common.as_ref()),
             MergePlan::KeepTheirs { .. } => return Ok((Write::Merge(Vec::new()), Vec::new())),
         };
+        // What either side took over from a third one keeps its version, which may be lower than the common write, and
+        // nobody can tell any more whether it came before the sides parted: it is reported as well.
+        let news = |version: &Version| {
+            Some(version) > common || !self.lineage.surely_contains(self.applied.as_ref(), version)
+        };
         let (mut taken, mut losers) = (Vec::new(), Vec::new());
         for entry in entries {
             match self.fate(entry) {
                 Fate::Same => {}
-                Fate::Beaten(by) if Some(entry.version()) > common => losers.push(self.loser(entry, by)),
+                Fate::Beaten(by) if news(entry.version()) => losers.push(self.loser(entry, by)),
                 Fate::Beaten(_) => {}
                 Fate::Wins(_) if !take => {
-                    let by = self.applied.clone().filter(|_| Some(entry.version()) > common);
+                    let by = self.applied.clone().filter(|_| news(entry.version()));
                     losers.extend(by.map(|by| self.loser(entry, by)));
                 }
                 Fate::Wins(lost) => {
-                    let since = lost.into_iter().filter(|(_, _, version)| Some(version) > common);
+                    let since = lost.into_iter().filter(|(_, _, version)| news(version));
                     let by = entry.version();
                     losers.extend(since.map(|(key, record, version)| Loser {
                         key,

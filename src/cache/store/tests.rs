@@ -588,6 +588,29 @@ fn cache_11_clock_back_write_ignored() {
     assert_eq!(contents(&store), [record!["k", 2]]);
 }
 
+// caught by: only what is later than the common write reported
+#[test]
+fn what_came_from_a_third_side_and_loses_is_reported() {
+    let put = |key: &str| Write::Put(record![key, 1]);
+    let [mut a, b] = split(Table::Set, &[], &[put("j")], &[put("k")]);
+    let base = a.applied().cloned();
+    a.open_epoch(&epoch(4, "a"), base.as_ref()).unwrap();
+    next(&mut a, &put("i"));
+    let mut c = a.clone();
+    let k = Loser {
+        key: Some("k".into()),
+        record: Some(record!["k", 1]),
+        version: at(2, "b", 1),
+        by: at(7, "c", 3),
+    };
+    assert_eq!(merge(&mut a, &b, 0), [], "nothing loses yet");
+    let common = c.applied().cloned();
+    assert!(Some(&k.version) < common.as_ref(), "it is older than where a and c part");
+    c.open_epoch(&epoch(7, "c"), common.as_ref()).unwrap();
+    next(&mut c, &Write::DeleteAll);
+    assert_eq!(merge(&mut c, &a, 0), [k]);
+}
+
 #[test]
 fn cache_13_merge_drops_primary_only() {
     // the removal wins the merge; it goes to the replica by the stream, so that a fail-over does not bring k back

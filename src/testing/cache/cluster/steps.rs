@@ -197,6 +197,15 @@ impl Cluster {
                 End::Gone => {}
             }
         }
+        // who has not seen everybody until now, may do so without this one
+        for at in 0..self.len() {
+            if !self.spots[at].running || self.spots[at].settled {
+                continue;
+            }
+            let life = self.spots[at].life;
+            let delay = 500 + self.draw(20, at, place, life, 200);
+            self.later(delay, Event::View { at, life });
+        }
     }
 
     pub(super) fn drain(&mut self, place: usize) -> Outcome1 {
