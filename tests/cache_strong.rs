@@ -102,3 +102,23 @@ async fn strong_without_expected_nodes_is_refused() {
         "{error}"
     );
 }
+
+// caught by: a rate for each partition's copy, so that a newcomer is filled by all at once
+#[tokio::test(start_paused = true)]
+async fn copies_of_a_strong_cache_are_filled_at_the_rate_of_the_node() {
+    let network = Network::new();
+    let slow = strong().partitions(32).transfer_rate(64 << 10);
+    let mut nodes = Vec::from(cluster(&network, ["a", "b", "c"]).await);
+    let mut all = open_all(&nodes, &slow).await;
+    let large = "x".repeat(10_000);
+    fill(&all[0], 128, &large).await;
+    nodes.push(start(&network, "d").await);
+    let start = tokio::time::Instant::now();
+    all.push(open(&nodes[3], &slow).await);
+    settled(&nodes, &all).await;
+    eventually("everything is where it belongs", || partitions(&all[0]).all(|p| p.owners == p.wanted)).await;
+    let taken: u64 = partitions(&all[3]).map(|status| status.bytes).sum();
+    // from all of the others, each at its rate, with a tenth of a second ahead
+    let least = Duration::from_secs_f64(taken as f64 / f64::from(3 * (64 << 10))) / 2;
+    assert!(taken > 300_000 && start.elapsed() > least, "{taken} bytes in {:?}", start.elapsed());
+}

@@ -23,7 +23,7 @@ fn time_of(bytes: usize, rate: u64) -> Duration {
 
 impl Budget {
     /// Takes the next free time for about so many bytes, at `rate` bytes a second.
-    pub(super) fn reserve(&self, now: Duration, bytes: usize, rate: u64) -> Slot {
+    pub(crate) fn reserve(&self, now: Duration, bytes: usize, rate: u64) -> Slot {
         let time = time_of(bytes, rate);
         let mut spent = self.0.lock();
         let at = spent.saturating_sub(BURST);
@@ -34,16 +34,16 @@ impl Budget {
 
 /// A time that was taken; dropped unused it is given back.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(crate) struct Slot {
     /// From when on it may be used.
-    pub(super) at: Duration,
+    pub(crate) at: Duration,
     time: Duration,
     budget: Budget,
 }
 
 impl Slot {
     /// So many bytes went.
-    pub(super) fn spend(mut self, bytes: usize, rate: u64) {
+    pub(crate) fn spend(mut self, bytes: usize, rate: u64) {
         let used = time_of(bytes, rate);
         let mut spent = self.budget.0.lock();
         *spent = spent.saturating_sub(self.time).saturating_add(used);

@@ -38,7 +38,7 @@ pub(super) fn write_len(write: &Write) -> usize {
 }
 
 /// About how many bytes an entry has on the wire.
-pub(super) fn entry_len(entry: &Entry) -> usize {
+pub(crate) fn entry_len(entry: &Entry) -> usize {
     OVERHEAD
         + match entry {
             Entry::Put { record, .. } | Entry::DeletedRecord { record, .. } => record.encoded_len(),

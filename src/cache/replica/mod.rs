@@ -43,11 +43,15 @@ mod takeover;
 mod tests;
 
 pub use budget::Budget;
+#[cfg(feature = "consensus")]
+pub(crate) use budget::Slot;
 pub use effect::{CacheEvent, OwnerState};
 pub(crate) use effect::{Coverage, ReplicaEffect};
 use follower::Following;
 use history::{contains, is_prefix};
 use log::Log;
+#[cfg(feature = "consensus")]
+pub(crate) use log::entry_len;
 use merge::Offer;
 pub use message::{Config, ReplicaMessage, Report};
 use primary::Leading;

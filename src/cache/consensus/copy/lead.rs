@@ -7,7 +7,7 @@ use super::{
 };
 use crate::cache::error::{Applied, CacheError};
 use crate::cache::operation::Reply;
-use crate::cache::replica::{CacheEvent, Mutation};
+use crate::cache::replica::{CacheEvent, Mutation, Slot, entry_len};
 use crate::cache::store::{Cursor, Write};
 use crate::transport::Lane;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ enum Phase {
     /// It was asked where its copy is.
     Asked,
     /// It takes in a snapshot.
-    Filling { cursor: Option<Cursor>, under_way: bool, done: bool, next_at: Duration },
+    Filling { cursor: Option<Cursor>, under_way: bool, done: bool, slot: Option<Slot> },
     /// It has a whole copy.
     Whole,
 }
@@ -94,7 +94,7 @@ impl Lead {
         let queued = self.queue.iter().filter(|op| op.ticket.is_some()).map(|op| op.deadline);
         let running = self.running.iter().filter(|op| op.ticket.is_some()).map(|op| op.deadline);
         let pieces = self.streams.values().filter_map(|stream| match &stream.phase {
-            Phase::Filling { under_way: false, done: false, next_at, .. } => Some(*next_at),
+            Phase::Filling { slot: Some(slot), .. } => Some(slot.at),
             Phase::Filling { .. } | Phase::Asked | Phase::Whole => None,
         });
         queued.chain(running).chain(pieces).min()
@@ -273,8 +273,7 @@ impl StrongCopy {
         if let Some(common) = common {
             (stream.sent, stream.logged, stream.phase) = (common, common, Phase::Whole);
         } else {
-            let (cursor, next_at) = (None, ctx.base.now);
-            stream.phase = Phase::Filling { cursor, under_way: false, done: false, next_at };
+            stream.phase = Phase::Filling { cursor: None, under_way: false, done: false, slot: None };
             (stream.sent, stream.logged) = (base, base);
             let message = CopyMessage::Snapshot { stream: number, header };
             self.effects.push_back(CopyEffect::Send { to: from.clone(), lane: Lane::Bulk, message });
@@ -380,19 +379,26 @@ impl StrongCopy {
             match &mut stream.phase {
                 Phase::Asked => continue,
                 Phase::Whole => {}
-                Phase::Filling { cursor, under_way, done, next_at } => {
-                    if !*under_way && !*done && *next_at <= now {
-                        let piece = data.store.chunk(cursor.as_ref(), ctx.base.config.chunk_bytes);
-                        let micros = ctx.base.config.chunk_bytes as u64 * 1_000_000
-                            / ctx.base.config.transfer_rate.max(1);
-                        *next_at = now + Duration::from_micros(micros);
-                        (*done, *under_way) = (piece.next.is_none(), true);
-                        *cursor = piece.next;
-                        send(CopyMessage::Piece {
-                            stream: stream.number,
-                            entries: piece.entries,
-                            last: *done,
+                Phase::Filling { cursor, under_way, done, slot } => {
+                    if !*under_way && !*done {
+                        let (chunk, rate) = (ctx.base.config.chunk_bytes, ctx.base.config.transfer_rate);
+                        let turn = slot.take().unwrap_or_else(|| {
+                            let left = usize::try_from(data.store.bytes()).unwrap_or(usize::MAX);
+                            ctx.base.budget.reserve(now, left.min(chunk), rate)
                         });
+                        if turn.at > now {
+                            *slot = Some(turn);
+                        } else {
+                            let piece = data.store.chunk(cursor.as_ref(), chunk);
+                            turn.spend(piece.entries.iter().map(entry_len).sum(), rate);
+                            (*done, *under_way) = (piece.next.is_none(), true);
+                            *cursor = piece.next;
+                            send(CopyMessage::Piece {
+                                stream: stream.number,
+                                entries: piece.entries,
+                                last: *done,
+                            });
+                        }
                     }
                 }
             }
