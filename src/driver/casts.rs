@@ -11,7 +11,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::message::Message;
 use super::waiting::Waiting;
-use super::{Driver, nesting};
+use super::{Driver, Late, nesting};
 use crate::error::BroadcastError;
 use crate::node::message::DataMessage;
 use crate::node::relay::{Audience, Begun, NewCast, Reach, Sent, Settled, Wire};
@@ -430,24 +430,31 @@ impl Driver {
 
     pub(super) fn frame(self: &Arc<Self>, peer: &Peer, frame: Frame) {
         self.stats.frames_in.add(1);
-        self.input(peer, frame, self.now());
+        let mut late = Late::default();
+        self.input(peer, frame, self.now(), &mut late);
         self.pump();
+        late.carry_out(self);
         self.run_queued();
     }
 
     /// What follows from all of them is carried out once: that is what makes a burst cheap.
     pub(super) fn frames(self: &Arc<Self>, peer: &Peer, frames: Vec<Frame>) {
         self.stats.frames_in.add(frames.len() as u64);
-        let now = self.now();
+        let (now, mut late) = (self.now(), Late::default());
         for frame in frames {
-            self.input(peer, frame, now);
+            self.input(peer, frame, now, &mut late);
         }
         self.pump();
+        late.carry_out(self);
         self.run_queued();
     }
 
     /// What follows from it is the caller's to carry out.
-    fn input(self: &Arc<Self>, peer: &Peer, frame: Frame, now: Time) {
+    #[cfg_attr(
+        not(feature = "cache"),
+        expect(unused_variables, reason = "only caches have something to do later")
+    )]
+    fn input(self: &Arc<Self>, peer: &Peer, frame: Frame, now: Time, late: &mut Late) {
         match wire::decode(&frame) {
             Ok(wire::Heard::Data(message)) => self.data(peer, message, frame.body, now),
             Ok(wire::Heard::Control(message)) => {
@@ -455,7 +462,7 @@ impl Driver {
             }
             Ok(wire::Heard::Call(message)) => self.call_message(peer, message, frame.body),
             #[cfg(feature = "cache")]
-            Ok(wire::Heard::Cache(head)) => self.cache_frame(peer, &head, &frame.body),
+            Ok(wire::Heard::Cache(head)) => self.cache_frame(peer, &head, &frame.body, late),
             #[cfg(not(feature = "cache"))]
             Ok(wire::Heard::Cache(head)) => self.no_such_cache(peer, head),
             Err(error) => {

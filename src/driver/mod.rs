@@ -43,6 +43,8 @@ use crate::transport::{Inbound, Terms, Transport, TransportError, wire};
 use crate::types::{Group, Peer};
 use crate::view::{View, ViewHash};
 
+#[cfg(feature = "cache")]
+use cache::Late;
 use calls::Calls;
 use casts::Casts;
 use events::{Event, EventHub};
@@ -395,6 +397,16 @@ fn check_frames(config: &Config, max_frame: usize) -> Result<usize, StartError> 
 /// Longer than any process; adding it to a clock does not overflow.
 #[cfg(feature = "cache")]
 const FOREVER: Time = Time::from_secs(100 * 365 * 24 * 60 * 60);
+
+/// Without caches nothing is left to do after a burst of frames.
+#[cfg(not(feature = "cache"))]
+#[derive(Default)]
+struct Late(());
+
+#[cfg(not(feature = "cache"))]
+impl Late {
+    fn carry_out(self, _driver: &Driver) {}
+}
 
 /// A seed that differs in every process, so that nobody can choose group names that all meet in one bucket.
 fn random_seed() -> u64 {

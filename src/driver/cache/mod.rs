@@ -69,6 +69,25 @@ fn largest_message(config: &CacheConfig, max_frame: usize) -> Result<usize, Cach
     Ok(room)
 }
 
+/// The peers to whom something is to be said when a burst of frames has been taken in: so what follows from all of them
+/// travels together.
+#[derive(Default)]
+pub(super) struct Late(Vec<(Peer, Arc<Outbound>)>);
+
+impl Late {
+    fn add(&mut self, sends: Vec<(Peer, Arc<Outbound>)>) {
+        for (peer, link) in sends {
+            if !self.0.iter().any(|(_, known)| Arc::ptr_eq(known, &link)) {
+                self.0.push((peer, link));
+            }
+        }
+    }
+
+    pub(super) fn carry_out(self, driver: &Driver) {
+        self.0.iter().for_each(|(peer, link)| link.flush(driver, peer));
+    }
+}
+
 impl Caches {
     fn all(&self) -> Vec<Arc<Hosted>> {
         self.open.read().values().cloned().collect()
@@ -182,16 +201,17 @@ impl Driver {
         caches.iter().for_each(|hosted| hosted.view(self));
     }
 
-    pub(super) fn cache_frame(&self, from: &Peer, head: &CacheHead, body: &Bytes) {
+    /// What is to be sent for it is the caller's to send, with what follows from other frames.
+    pub(super) fn cache_frame(&self, from: &Peer, head: &CacheHead, body: &Bytes, late: &mut Late) {
         let (CacheHead::Messages { cache: name } | CacheHead::NotOpen { cache: name }) = head;
         let Some(hosted) = self.caches.get(name).or_else(|| self.cache_is_not_open(from, head)) else {
             return;
         };
         hosted.stats.frames_in.add(1);
         match head {
-            CacheHead::NotOpen { .. } => hosted.not_open(self, from),
+            CacheHead::NotOpen { .. } => hosted.not_open(self, from, late),
             CacheHead::Messages { .. } => match outbound::decode(body) {
-                Some(messages) => hosted.messages(self, from, messages),
+                Some(messages) => hosted.messages(self, from, messages, late),
                 None => {
                     hosted.stats.frames_ignored.add(1);
                     self.ignore(from, WireError::Malformed);

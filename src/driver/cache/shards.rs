@@ -8,6 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
+use super::Late;
 use super::events::CacheHub;
 use super::outbound::{Item, Outbound};
 use super::stats::Stats;
@@ -290,7 +291,13 @@ impl Hosted {
     }
 
     /// What a peer says, in its order.
-    pub(super) fn messages(&self, driver: &Driver, from: &Peer, messages: Vec<(u8, Vec<CacheMessage>)>) {
+    pub(super) fn messages(
+        &self,
+        driver: &Driver,
+        from: &Peer,
+        messages: Vec<(u8, Vec<CacheMessage>)>,
+        late: &mut Late,
+    ) {
         let mut after = After::default();
         let now = driver.now();
         for (index, messages) in messages {
@@ -302,6 +309,7 @@ impl Hosted {
                 }
             });
         }
+        late.add(std::mem::take(&mut after.sends));
         after.carry_out(driver, self);
     }
 
@@ -317,9 +325,9 @@ impl Hosted {
     }
 
     /// The peer has no such cache open.
-    pub(super) fn not_open(&self, driver: &Driver, from: &Peer) {
+    pub(super) fn not_open(&self, driver: &Driver, from: &Peer, late: &mut Late) {
         let all = (0..SHARDS).map(|shard| (shard, vec![CacheMessage::NotOpen])).collect();
-        self.messages(driver, from, all);
+        self.messages(driver, from, all, late);
     }
 
     /// The end: says goodbye, and every operation that waits ends with `Stopped`.
