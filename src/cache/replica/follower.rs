@@ -25,6 +25,8 @@ use crate::types::Peer;
 #[derive(Debug)]
 pub(super) struct Following {
     pub(super) epoch: Epoch,
+    /// The number of the stream, as its primary gave it.
+    pub(super) stream: u64,
     /// The epochs of the primary's copy.
     pub(super) lineage: Lineage,
     pub(super) incoming: Option<Incoming>,
@@ -42,6 +44,7 @@ pub(super) struct Beginning {
     pub(super) since: Epoch,
     pub(super) effective: bool,
     pub(super) goes_on: bool,
+    pub(super) stream: u64,
 }
 
 impl Beginning {
@@ -76,12 +79,14 @@ impl Replica {
         self.handed = None;
         self.offer = None;
         self.take_birth(&beginning, ctx);
-        let goes_on = beginning.goes_on;
+        let (goes_on, stream) = (beginning.goes_on, beginning.stream);
         let lineage = beginning.lineage;
         self.learn(beginning.config, beginning.effective);
         self.changed = true;
         match &mut self.role {
-            Role::Following(following) if goes_on && following.epoch == beginning.since => {
+            Role::Following(following)
+                if goes_on && following.epoch == beginning.since && following.stream == stream =>
+            {
                 following.epoch = epoch;
                 following.lineage = lineage;
                 // what was sent before may have been refused: then the next write does not fit, and the primary hears
@@ -89,8 +94,15 @@ impl Replica {
                 self.acknowledge(from);
             }
             Role::Idle | Role::Following(_) | Role::Leading(_) => {
-                let following =
-                    Following { epoch, lineage, incoming: None, all_have: None, purge_at: None, asked: true };
+                let following = Following {
+                    epoch,
+                    stream,
+                    lineage,
+                    incoming: None,
+                    all_have: None,
+                    purge_at: None,
+                    asked: true,
+                };
                 self.role = Role::Following(Box::new(following));
                 self.tell_position(from);
             }
@@ -120,9 +132,13 @@ impl Replica {
     /// Tells the primary where this copy is.
     pub(super) fn tell_position(&mut self, to: &Peer) {
         let Some(epoch) = self.config().map(|config| config.epoch.clone()) else { return };
-        let follows = matches!(&self.role, Role::Following(following) if following.epoch == epoch);
+        let stream = match &self.role {
+            Role::Following(following) if following.epoch == epoch => Some(following.stream),
+            Role::Following(_) | Role::Idle | Role::Leading(_) => None,
+        };
         let (header, whole) = (self.header(), self.whole);
-        self.send(to, Lane::Control, ReplicaMessage::Position { epoch, header, whole, follows });
+        let (follows, stream) = (stream.is_some(), stream.unwrap_or(0));
+        self.send(to, Lane::Control, ReplicaMessage::Position { epoch, header, whole, follows, stream });
     }
 
     pub(super) fn acknowledge(&mut self, to: &Peer) {

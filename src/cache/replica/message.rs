@@ -107,6 +107,8 @@ pub enum ReplicaMessage {
         effective: bool,
         /// The stream goes on with the next write; else the primary waits for a [`ReplicaMessage::Position`].
         goes_on: bool,
+        /// Which stream to this node, of all that the primary has begun.
+        stream: u64,
     },
     /// Where the sender's copy is.
     Position {
@@ -118,6 +120,8 @@ pub enum ReplicaMessage {
         whole: bool,
         /// Whether the sender follows the primary's stream; else it only keeps a copy.
         follows: bool,
+        /// Which one: what was said of an earlier stream may be true no more, for the copy is let go between two.
+        stream: u64,
     },
     /// The next writes.
     Append {

@@ -144,6 +144,8 @@ pub(crate) struct Replica {
     reminded: Option<(Peer, Epoch)>,
     /// A promise that goes beyond the primary that is followed, and until when it is given to come to something.
     overdue: Option<(Epoch, Duration)>,
+    /// How many streams this node has begun as a primary.
+    streams: u64,
     /// The highest counter of an epoch that was heard of.
     seen: u64,
     /// When the next inquiry may begin.
@@ -175,6 +177,7 @@ impl Replica {
             handed: None,
             reminded: None,
             overdue: None,
+            streams: 0,
             // A cache that is closed and opened again is the same peer, and must not begin an epoch twice. And where
             // incarnations tell the time, what is born after the loss of all copies comes after what was lost.
             seen: ctx.me.incarnation.get().saturating_add(u64::try_from(ctx.now.as_micros()).unwrap_or(0)),
@@ -310,10 +313,10 @@ impl Replica {
                 self.on_nominate(&seen, config, effective, Nomination::new(accept_loss, replace, ctx), ctx);
             }
             M::AcceptLoss => self.accept_loss_here(ctx),
-            M::NewConfig { config, lineage, since, effective, goes_on } => {
+            M::NewConfig { config, lineage, since, effective, goes_on, stream } => {
                 self.on_new_config(
                     from,
-                    follower::Beginning { config, lineage, since, effective, goes_on },
+                    follower::Beginning { config, lineage, since, effective, goes_on, stream },
                     ctx,
                 );
             }
@@ -324,8 +327,8 @@ impl Replica {
             M::SnapshotChunk { epoch, number, entries, last, through } => {
                 self.on_snapshot_chunk(from, &epoch, snapshot::Piece { number, entries, last, through }, ctx);
             }
-            M::Position { epoch, header, whole, follows } => {
-                self.on_position(from, &epoch, stream::Place { header, whole, follows }, ctx);
+            M::Position { epoch, header, whole, follows, stream } => {
+                self.on_position(from, &epoch, stream::Place { header, whole, follows, stream }, ctx);
             }
             M::Ack { epoch, end, whole } => self.on_ack(from, &epoch, end, whole),
             M::SnapshotAck { epoch, number } => self.on_snapshot_ack(from, &epoch, number),

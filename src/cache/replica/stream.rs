@@ -43,6 +43,7 @@ pub(super) enum Phase {
 /// One stream.
 #[derive(Debug)]
 pub(super) struct Stream {
+    number: u64,
     /// Whether the other side follows this epoch.
     pub(super) adopted: bool,
     /// Whether the config of this epoch was sent.
@@ -66,8 +67,9 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    fn new() -> Self {
+    fn new(number: u64) -> Self {
         Self {
+            number,
             adopted: false,
             told: false,
             phase: Phase::Asked,
@@ -148,6 +150,7 @@ pub(super) struct Place {
     pub(super) header: SnapshotHeader,
     pub(super) whole: bool,
     pub(super) follows: bool,
+    pub(super) stream: u64,
 }
 
 impl Replica {
@@ -163,15 +166,16 @@ impl Replica {
         let new: Vec<Peer> =
             peers.into_iter().filter(|peer| !leading.streams.contains_key(*peer)).cloned().collect();
         for peer in new {
-            leading.streams.insert(peer, Stream::new());
+            self.streams += 1;
+            leading.streams.insert(peer, Stream::new(self.streams));
         }
-        let untold: Vec<(Peer, bool)> = leading
+        let untold: Vec<(Peer, bool, u64)> = leading
             .streams
             .iter_mut()
             .filter(|(_, stream)| !stream.told)
             .map(|(peer, stream)| {
                 stream.told = true;
-                (peer.clone(), stream.phase == Phase::Open)
+                (peer.clone(), stream.phase == Phase::Open, stream.number)
             })
             .collect();
         if untold.is_empty() {
@@ -179,9 +183,9 @@ impl Replica {
         }
         let (config, since, effective) = (leading.config.clone(), leading.since.clone(), leading.effective);
         let lineage = leading.history(&self.store);
-        for (peer, goes_on) in untold {
+        for (peer, goes_on, stream) in untold {
             let (config, since, lineage) = (config.clone(), since.clone(), lineage.clone());
-            let message = ReplicaMessage::NewConfig { config, lineage, since, effective, goes_on };
+            let message = ReplicaMessage::NewConfig { config, lineage, since, effective, goes_on, stream };
             self.send(&peer, Lane::Bulk, message);
         }
     }
@@ -189,7 +193,7 @@ impl Replica {
     /// Where a copy is that follows this epoch, or one that is no owner's any more.
     pub(super) fn on_position(&mut self, from: &Peer, epoch: &Epoch, place: Place, ctx: Context<'_>) {
         let Role::Leading(leading) = &mut self.role else { return };
-        let Place { header, whole, follows } = place;
+        let Place { header, whole, follows, stream: number } = place;
         if leading.config.epoch != *epoch || !header.lineage.is_sound() || from == ctx.me {
             return;
         }
@@ -197,6 +201,7 @@ impl Replica {
         let diverged = whole && !is_prefix(&history, self.store.applied(), header.applied.as_ref());
         leading.merges.remove(from);
         leading.waiting.forget_merges_of(from);
+        let follows = follows && leading.streams.get(from).is_none_or(|stream| stream.number == number);
         match leading.streams.get_mut(from) {
             // it hears of the stream in a moment, and answers once more
             Some(stream) if !follows && stream.phase == Phase::Asked => {}
@@ -256,6 +261,12 @@ impl Replica {
             let _ = first;
         }
         stream.acked = end;
+        if !whole && stream.snapshot.is_none() && stream.in_flight.is_empty() {
+            // all that was sent has arrived, and its copy is not whole: it is asked anew what it has
+            stream.restart();
+            stream.phase = Phase::Asked;
+            stream.told = false;
+        }
     }
 
     /// Sends what the windows allow.

@@ -33,3 +33,41 @@ fn a_copy_that_is_filled_when_nobody_wants_it_any_more_is_let_go() {
     assert_eq!(net.nodes[&outsider].replica.state(), OwnerState::Absent);
     net.check();
 }
+
+// caught by: the position of an earlier stream taken for that of the new one
+#[test]
+fn a_copy_that_is_let_go_and_wanted_again_is_filled_again() {
+    let mut net = Net::new(1, &NAMES[..3], config(2));
+    net.settle();
+    let ticket = net.ask(1, true, WriteMode::Sync).unwrap();
+    net.settle();
+    assert!(net.confirmed(ticket));
+    let primary = net.primary().unwrap();
+    let owners = net.nodes[&primary].replica.config().unwrap().owners.clone();
+    let third = net.peers().into_iter().find(|peer| !owners.contains(peer)).unwrap();
+    let all: Vec<Peer> = owners.iter().chain([&third]).cloned().collect();
+    for node in &all {
+        net.want(node, &all);
+    }
+    net.settle();
+    assert_eq!(net.nodes[&third].replica.state(), OwnerState::Active);
+    // it is not wanted any more, and the owners agree about that
+    net.want(&primary, &owners);
+    for _ in 0..4 {
+        net.carry(&primary, &owners[1]);
+        net.carry(&owners[1], &primary);
+    }
+    net.carry(&primary, &third);
+    let twice = net.with(&third, |replica, _| replica.tell_position(&primary));
+    assert!(twice.is_some());
+    // one answer of its has the copy let go; the other one arrives when it is wanted again
+    let queue = net.queues.get_mut(&(third.clone(), primary.clone(), Lane::Control)).unwrap();
+    let last = queue.pop_back().unwrap();
+    net.carry(&third, &primary);
+    net.want(&primary, &all);
+    net.with(&primary, |replica, ctx| replica.handle_message(&third, last, ctx));
+    net.settle();
+    let copy = &net.nodes[&third].replica;
+    assert!(copy.state() == OwnerState::Active && !copy.store().is_empty(), "{}", net.dump());
+    net.check();
+}
