@@ -66,8 +66,11 @@ fn a_copy_that_is_let_go_and_wanted_again_is_filled_again() {
     net.carry(&third, &primary);
     net.want(&primary, &all);
     net.with(&primary, |replica, ctx| replica.handle_message(&third, last, ctx));
+    let counted = |net: &Net| net.nodes[&primary].replica.config().unwrap().owners.contains(&third);
+    assert!(!counted(&net), "what it said of the copy that is let go makes it no owner");
     net.settle();
     let copy = &net.nodes[&third].replica;
     assert!(copy.state() == OwnerState::Active && !copy.store().is_empty(), "{}", net.dump());
+    assert!(counted(&net));
     net.check();
 }
