@@ -129,8 +129,14 @@ impl Replica {
         }
         let Ok((write, losers)) = self.store.plan_merge(plan, &offered.entries) else { return };
         merging.pending = Some((offered.number, offered.last));
+        // what that side has done one after the other is no conflict, though it comes in pieces
+        let there = |write: &Version| {
+            let header = &merging.header;
+            header.lineage.surely_contains(header.applied.as_ref(), write)
+        };
+        let conflicts = losers.into_iter().filter(|loser| !(there(&loser.version) && there(&loser.by)));
         let reported = &mut leading.reported;
-        let news = losers.into_iter().filter(|loser| first_time(reported, loser)).collect::<Vec<_>>();
+        let news = conflicts.filter(|loser| first_time(reported, loser)).collect::<Vec<_>>();
         for loser in news {
             self.tell(CacheEvent::Conflict { partition: self.id, loser });
         }

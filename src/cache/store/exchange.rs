@@ -264,6 +264,7 @@ impl Store {
                     losers.extend(by.map(|by| self.loser(entry, by)));
                 }
                 Fate::Wins(lost) => {
+                    losers.extend(self.outlived(entry).filter(|loser| news(&loser.version)));
                     let since = lost.into_iter().filter(|(_, _, version)| news(version));
                     let by = entry.version();
                     losers.extend(since.map(|(key, record, version)| Loser {
@@ -287,6 +288,40 @@ impl Store {
             Entry::DeletedAll { .. } => (None, None),
         };
         Loser { key: key.cloned(), record: record.cloned(), version: entry.version().clone(), by }
+    }
+
+    /// The deletes that hold, and are outlived by puts that have not seen them: the other side's delete by a put that is
+    /// held here, or one of this side by the other's put. In a set only one of the two is kept, and this has nothing
+    /// to say but of a delete of everything.
+    fn outlived<'a>(&'a self, entry: &'a Entry) -> impl Iterator<Item = Loser> + 'a {
+        let version = entry.version();
+        let slot_of = |key: Option<&Term>| key.and_then(|key| self.slots.get(key));
+        let by = match entry {
+            Entry::Put { .. } => None,
+            Entry::DeletedKey { key, .. } => slot_of(Some(key)).and_then(|slot| latest(slot, None)),
+            Entry::DeletedRecord { record, .. } => {
+                slot_of(record.get(self.key_field)).and_then(|slot| latest(slot, Some(record)))
+            }
+            Entry::DeletedAll { .. } => self.slots.values().filter_map(|slot| latest(slot, None)).max(),
+        };
+        let theirs = by.filter(|by| *by > version).map(|by| self.loser(entry, by.clone()));
+        let put = match entry {
+            Entry::Put { record, .. } => record.get(self.key_field).map(|key| (key, record)),
+            _ => None,
+        };
+        let ours = put.into_iter().flat_map(move |(key, record)| {
+            let slot = self.slots.get(key).into_iter().flat_map(move |slot| slot.deletes_of(record));
+            let here = slot.map(move |gone| (Some(key), gone));
+            let all = self.floor.iter().map(|gone| (None, gone)).chain(here);
+            let before = all.filter(move |(_, gone)| *gone < version);
+            before.map(move |(key, gone)| Loser {
+                key: key.cloned(),
+                record: None,
+                version: gone.clone(),
+                by: version.clone(),
+            })
+        });
+        theirs.into_iter().chain(ours)
     }
 
     /// What becomes of an entry if it is taken in, and which records lose by it.
@@ -378,6 +413,11 @@ type Lost = (Option<Term>, Option<Record>, Version);
 fn dead<'a>(key: &'a Term, slot: &'a Slot, version: &'a Version) -> impl Iterator<Item = Lost> + 'a {
     let up_to = slot.live().filter(move |(_, held)| *held <= version);
     up_to.map(move |(record, held)| (Some(key.clone()), Some(record.clone()), held.clone()))
+}
+
+/// The last put of a slot that lives, of one record or of any.
+fn latest<'a>(slot: &'a Slot, of: Option<&Record>) -> Option<&'a Version> {
+    slot.live().filter(|(record, _)| of.is_none_or(|of| of == *record)).map(|(_, version)| version).max()
 }
 
 /// What a put replaces in a set: nothing is lost if it is the same record.

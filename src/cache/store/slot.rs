@@ -176,6 +176,16 @@ impl Slot {
         one.into_iter().chain(many.flat_map(|(record, copies)| copies.live.iter().map(move |v| (record, v))))
     }
 
+    /// The deletes that hold for a record of a bag: of its key, and of itself.
+    pub(super) fn deletes_of(&self, record: &Record) -> impl Iterator<Item = &Version> {
+        let many = match self {
+            Slot::Empty | Slot::One { .. } => None,
+            Slot::Many(many) => Some(many),
+        };
+        let copies = many.and_then(|many| many.records.get(record));
+        many.and_then(|many| many.floor.as_ref()).into_iter().chain(copies.and_then(|c| c.floor.as_ref()))
+    }
+
     /// The highest version that decided anything here.
     pub(super) fn version(&self) -> Option<&Version> {
         match self {

@@ -510,6 +510,33 @@ fn a_merge_reports_the_loser_and_only_in_a_conflict() {
     assert_eq!(losers, [lost], "j changed on one side only");
 }
 
+// caught by: a delete that holds for what is older and is outlived by the other side's put is no loser
+#[test]
+fn a_delete_that_the_other_sides_later_put_outlives_is_reported_from_either_side() {
+    let delete_key = Write::DeleteKeys(vec!["k".into()]);
+    let delete_record = Write::DeleteRecords(vec![record!["k", 1]]);
+    let key = Some(Term::from("k"));
+    let deletes = [(delete_key, key.clone()), (delete_record, key), (Write::DeleteAll, None)];
+    for table in TABLES {
+        for (delete, key) in deletes.clone() {
+            let base = [Write::Put(record!["k", 1]), Write::Put(record!["j", 1])];
+            // b is the higher primary: its put stays
+            let [a, b] = split(table, &base, &[delete.clone()], &[Write::Put(record!["k", 1])]);
+            let lost = Loser { key, record: None, version: at(2, "a", 3), by: at(2, "b", 3) };
+            for (ours, theirs) in [(&a, &b), (&b, &a)] {
+                let mut ours = ours.clone();
+                let told: Vec<_> = merge(&mut ours, theirs, 1 << 20);
+                assert_eq!(told, [lost.clone()], "{table} {delete:?}");
+                assert!(contents(&ours).contains(&record!["k", 1]));
+            }
+            // a put that has seen the delete is in no conflict with it
+            let [a, b] = split(table, &base, &[], &[delete.clone(), Write::Put(record!["k", 1])]);
+            assert_eq!(merge(&mut b.clone(), &a, 1 << 20), [], "{table} {delete:?}");
+            assert_eq!(merge(&mut a.clone(), &b, 1 << 20), [], "{table} {delete:?}");
+        }
+    }
+}
+
 #[test]
 fn a_header_that_contradicts_itself_is_refused() {
     let mut store = opened(Table::Set);
