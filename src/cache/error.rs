@@ -236,6 +236,16 @@ pub enum CacheError {
     /// The scope was stopped or the cache closed while a write was under way.
     #[error("the scope was stopped or the cache closed meanwhile; {}", Applied::Unknown)]
     Interrupted,
+    /// A delete was carried out, perhaps twice: the first answer was lost, or its primary replaced. What was to go is gone,
+    /// and how many records went is not known. A session remembers the write. There is nothing to try again; whoever
+    /// does not need the number takes it for success ([`Applied::Yes`]).
+    #[error("it was applied: {at_least} records went at least, and how many by a first try is not known")]
+    Uncounted {
+        /// How many went by the last try.
+        at_least: u64,
+        /// The write, in the order of its partition; `None` if it was about several partitions.
+        version: Option<Version>,
+    },
     /// The cache did not start: an option is not allowed. It never goes over the wire, and stays last because of it.
     #[error("the cache did not start: {0}")]
     #[serde(skip)]
@@ -301,7 +311,8 @@ impl CacheError {
             | CacheError::Malformed { .. }
             | CacheError::Draining
             | CacheError::Stopped
-            | CacheError::Interrupted => false,
+            | CacheError::Interrupted
+            | CacheError::Uncounted { .. } => false,
         }
     }
 
@@ -313,6 +324,7 @@ impl CacheError {
                 Applied::Unknown
             }
             CacheError::Partial { found: Found::Removed(_), .. } => Applied::Unknown,
+            CacheError::Uncounted { .. } => Applied::Yes,
             CacheError::Batch { applied, failed, .. } => {
                 let nothing = *applied == 0 && failed.iter().all(|(_, error)| error.applied() == Applied::No);
                 if nothing { Applied::No } else { Applied::Unknown }
@@ -402,6 +414,7 @@ mod tests {
         assert_eq!(unreachable(Applied::No).applied(), Applied::No);
         assert_eq!(CacheError::NotEnoughAcks { got: 1, need: 2 }.applied(), Applied::Unknown);
         assert_eq!(CacheError::NoQuorum { got: 1, need: 2 }.applied(), Applied::No);
+        assert_eq!(CacheError::Uncounted { at_least: 1, version: None }.applied(), Applied::Yes);
         let batch = |applied, error| CacheError::Batch {
             applied,
             refused: vec![],
@@ -430,6 +443,7 @@ mod tests {
             CacheError::Pattern(PatternError::Arity { given: 2, held: vec![3] }),
             CacheError::StaleEpoch { partition: partition(3), given: epoch(1), current: epoch(2) },
             CacheError::Partial { found: Found::Bindings(vec![vec![1.into()]]), missing: vec![partition(1)] },
+            CacheError::Uncounted { at_least: 2, version: Some(Version::new(epoch(1), 7)) },
             CacheError::Batch {
                 applied: 1,
                 refused: vec![(3, CacheError::Draining)],

@@ -436,8 +436,12 @@ impl CacheNode {
             Ok(reply)
                 if pending.repeated && !pending.is_exact(&reply.outcome, self.config.table.is_set()) =>
             {
-                let node = pending.doubt.as_ref().map_or(&self.me, |doubt| &doubt.peer).node.clone();
-                Err(CacheError::Unreachable { partition: pending.partition, node, applied: Applied::Yes })
+                // it is done, and its version is known: a session has to remember it
+                let at_least = match reply.outcome {
+                    Outcome::Removed(removed) => removed,
+                    Outcome::Written(_) | Outcome::Records(_) | Outcome::Bindings(_) => 0,
+                };
+                Err(CacheError::Uncounted { at_least, version: reply.version })
             }
             Err(error) if pending.unconfirmed.is_some() && error.applied() == Applied::No => {
                 Err(pending.unconfirmed.clone().unwrap_or(error))

@@ -18,7 +18,7 @@
 //! * **A lost answer** leaves a write in doubt. It is sent again to the same life of the same primary, which remembers
 //!   what it has answered. If another node serves by then, writes that may be done twice are done again, and the others
 //!   end as [`Applied::Unknown`](crate::cache::Applied). A delete that was done again may not know how many records
-//!   went: it ends as [`Applied::Yes`](crate::cache::Applied).
+//!   went: it ends as [`Uncounted`](crate::cache::CacheError::Uncounted), with its version.
 //! * **A primary that steps down** leaves the writes open that too few owners have confirmed. Those that may be made
 //!   twice are made again by whoever serves next; the others end as `NotEnoughAcks`.
 //!

@@ -3,7 +3,7 @@
 use super::{Cache, CallOptions, Partition};
 use crate::cache::{
     Applied, CacheError, Found, Operation, Options, Outcome, PartitionId, PatternError, Record,
-    RecordPattern, Reply, Term,
+    RecordPattern, Reply, Term, Version,
 };
 use crate::driver::cache::Answer;
 
@@ -20,6 +20,14 @@ pub(super) fn complete<T>(
     name: fn(T) -> Found,
 ) -> Result<T, CacheError> {
     if missing.is_empty() { Ok(found) } else { Err(CacheError::Partial { found: name(found), missing }) }
+}
+
+/// The version of a write that was applied, whatever else its answer says.
+fn written(answer: &Answer) -> Option<&Version> {
+    match answer {
+        Ok(Reply { version, .. }) | Err(CacheError::Uncounted { version, .. }) => version.as_ref(),
+        Err(_) => None,
+    }
 }
 
 impl Cache {
@@ -120,22 +128,21 @@ impl Cache {
         partition: Partition,
         pattern: RecordPattern,
         operation: impl Fn(RecordPattern) -> Operation,
-    ) -> Result<(Vec<Reply>, Vec<PartitionId>), CacheError> {
+    ) -> Result<Sorted, CacheError> {
         let config = self.config();
         let exact = pattern.exact(config.partition_field);
         let places = partition.places(config, exact.as_ref())?;
         if let [place] = places.as_slice() {
             let reply = self.call(*place, operation(pattern)).await?;
-            return Ok((vec![reply], Vec::new()));
+            return Ok(Sorted { answers: vec![reply], ..Sorted::default() });
         }
         let operations = places.into_iter().map(|place| (place, operation(pattern.clone())));
         sort_out(self.call_all(operations.collect()).await)
     }
 
     fn remember(&self, partition: PartitionId, answer: &Answer) {
-        if let (Some(session), Ok(Reply { version: Some(version), .. })) = (&self.session, answer) {
-            session.remember(partition, version);
-        }
+        let (Some(session), Some(version)) = (&self.session, written(answer)) else { return };
+        session.remember(partition, version);
     }
 
     pub(super) fn pattern<P>(&self, pattern: P) -> Result<RecordPattern, CacheError>
@@ -183,16 +190,32 @@ impl Cache {
     }
 }
 
+/// What the partitions have said to one question.
+#[derive(Debug, Default)]
+pub(super) struct Sorted {
+    /// The good answers.
+    pub(super) answers: Vec<Reply>,
+    /// Those that gave none.
+    pub(super) missing: Vec<PartitionId>,
+    /// A delete was applied, and its count may be too low.
+    pub(super) uncounted: bool,
+}
+
 /// The good answers and the partitions that gave none. What makes no sense for any partition is an error of the whole,
 /// unless one has given another answer and may have changed something: that the pattern has another arity than the records counts only if no partition has records of its arity.
-pub(super) fn sort_out(said: Vec<Said>) -> Result<(Vec<Reply>, Vec<PartitionId>), CacheError> {
+pub(super) fn sort_out(said: Vec<Said>) -> Result<Sorted, CacheError> {
     let (mut answers, mut missing, mut refused) = (Vec::new(), Vec::new(), Vec::new());
+    let mut uncounted = false;
     let mut unsure = false;
     let mut arity: Option<(usize, Vec<usize>)> = None;
     let mut whole = None;
     for (partition, answer) in said {
         match answer {
             Ok(reply) => answers.push(reply),
+            Err(CacheError::Uncounted { at_least, version }) => {
+                uncounted = true;
+                answers.push(Reply { outcome: Outcome::Removed(at_least), version });
+            }
             Err(CacheError::Pattern(PatternError::Arity { given, held })) => {
                 arity.get_or_insert((given, Vec::new())).1.extend(held);
             }
@@ -225,7 +248,7 @@ pub(super) fn sort_out(said: Vec<Said>) -> Result<(Vec<Reply>, Vec<PartitionId>)
             held.truncate(8);
             Err(PatternError::Arity { given, held }.into())
         }
-        _ => Ok((answers, missing)),
+        _ => Ok(Sorted { answers, missing, uncounted }),
     }
 }
 
@@ -250,16 +273,25 @@ mod tests {
     fn of_a_delete_that_was_carried_out_in_part_nobody_says_that_nothing_has_changed() {
         let place = PartitionId::new;
         let stopped = || Err(CacheError::Stopped);
-        let (answers, missing) =
-            sort_out(vec![(place(0), reply(Outcome::Removed(3))), (place(1), stopped())]).unwrap();
-        assert_eq!((answers.len(), missing), (1, vec![place(1)]));
+        let sorted = sort_out(vec![(place(0), reply(Outcome::Removed(3))), (place(1), stopped())]).unwrap();
+        assert_eq!((sorted.answers.len(), sorted.missing), (1, vec![place(1)]));
         let unknown = Err(CacheError::Timeout { applied: Applied::Unknown });
-        let (_, missing) = sort_out(vec![(place(0), unknown), (place(1), stopped())]).unwrap();
+        let missing = sort_out(vec![(place(0), unknown), (place(1), stopped())]).unwrap().missing;
         assert_eq!(missing, [place(0), place(1)]);
         // nothing was, or it was a read
         let both = sort_out(vec![(place(0), stopped()), (place(1), Err(CacheError::Busy))]);
         assert_eq!(both.unwrap_err(), CacheError::Stopped);
         let read = sort_out(vec![(place(0), reply(Outcome::Records(Vec::new()))), (place(1), stopped())]);
         assert_eq!(read.unwrap_err(), CacheError::Stopped);
+    }
+    // caught by: a delete that was applied counted among those that failed
+    #[test]
+    fn a_delete_without_its_count_is_an_answer_and_not_missing() {
+        let place = PartitionId::new;
+        let uncounted = Err(CacheError::Uncounted { at_least: 2, version: None });
+        let sorted = sort_out(vec![(place(0), reply(Outcome::Removed(3))), (place(1), uncounted)]).unwrap();
+        let removed: Vec<_> = sorted.answers.iter().map(|answer| answer.outcome.clone()).collect();
+        assert_eq!(removed, [Outcome::Removed(3), Outcome::Removed(2)]);
+        assert_eq!((sorted.missing, sorted.uncounted), (vec![], true));
     }
 }

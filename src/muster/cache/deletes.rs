@@ -1,15 +1,16 @@
 //! Deletes: by key, by pattern, and of everything.
 
-use super::calls::{complete, sort_out};
+use super::calls::{Sorted, complete, sort_out};
 use super::{Cache, Partition, key_and_partition};
-use crate::cache::{CacheError, Found, Operation, PartitionId, Record, RecordPattern, Reply, Term, WriteOp};
+use crate::cache::{CacheError, Found, Operation, PartitionId, Record, RecordPattern, Term, WriteOp};
 
 impl Cache {
     /// Deletes all records of a record's key, in its partition; how many went. Only its key and its partition field
     /// are looked at.
     ///
     /// # Errors
-    /// [`CacheError`]; never because there was nothing to delete.
+    /// [`CacheError`]; never because there was nothing to delete. [`CacheError::Uncounted`] if it is done, and its count
+    /// is not known because it may have been carried out twice.
     pub async fn delete(&self, record: &Record) -> Result<u64, CacheError> {
         let (key, partition) = key_and_partition(self.config(), record)?;
         self.delete_in(partition, key.clone()).await
@@ -51,7 +52,7 @@ impl Cache {
     ///
     /// # Errors
     /// As [`Cache::get_by_match`]; after [`CacheError::Partial`] the partitions that are missing may have deleted or
-    /// not.
+    /// not. [`CacheError::Uncounted`] as for [`Cache::delete`].
     pub async fn delete_match<P>(&self, partition: Partition, pattern: P) -> Result<u64, CacheError>
     where
         P: TryInto<RecordPattern>,
@@ -59,28 +60,29 @@ impl Cache {
     {
         let pattern = self.pattern(pattern)?;
         let delete = |pattern| Operation::Write(WriteOp::DeleteMatch(pattern));
-        let (answers, missing) = self.ask(partition, pattern, delete).await?;
-        self.sum(answers, missing)
+        self.sum(self.ask(partition, pattern, delete).await?)
     }
 
     /// Deletes everything, partition by partition and not as one step; how many records went. Writes that come after
     /// it stay, also where copies of earlier ones arrive late.
     ///
     /// # Errors
-    /// [`CacheError::Partial`] if partitions did not answer: they may have deleted or not.
+    /// [`CacheError::Partial`] if partitions did not answer: they may have deleted or not. [`CacheError::Uncounted`] as
+    /// for [`Cache::delete`].
     pub async fn delete_all(&self) -> Result<u64, CacheError> {
         let places = Partition::All.places(self.config(), None)?;
         let delete = |place| (place, Operation::Write(WriteOp::DeleteAll));
         let said = self.call_all(places.into_iter().map(delete).collect()).await;
-        let (answers, missing) = sort_out(said)?;
-        self.sum(answers, missing)
+        self.sum(sort_out(said)?)
     }
 
-    fn sum(&self, answers: Vec<Reply>, missing: Vec<PartitionId>) -> Result<u64, CacheError> {
+    fn sum(&self, sorted: Sorted) -> Result<u64, CacheError> {
+        let Sorted { answers, missing, uncounted } = sorted;
         let mut removed = 0;
         for reply in answers {
             removed += self.removed(&reply)?;
         }
-        complete(removed, missing, Found::Removed)
+        let removed = complete(removed, missing, Found::Removed)?;
+        if uncounted { Err(CacheError::Uncounted { at_least: removed, version: None }) } else { Ok(removed) }
     }
 }

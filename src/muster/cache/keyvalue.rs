@@ -238,7 +238,8 @@ where
     /// Takes a key's value away; whether it had one.
     ///
     /// # Errors
-    /// Those of [`Cache::delete`], and [`CacheError::Term`] for a key that is no term.
+    /// Those of [`Cache::delete`], and [`CacheError::Term`] for a key that is no term. After
+    /// [`CacheError::Uncounted`] the key has no value, and nobody knows whether it had one.
     pub async fn remove(&self, key: &K) -> Result<bool, CacheError> {
         Ok(self.cache.delete_key(self.key(key)?).await? > 0)
     }

@@ -1,6 +1,6 @@
 //! Reads: by key, by pattern, and what this node holds itself.
 
-use super::calls::complete;
+use super::calls::{Sorted, complete};
 use super::{Cache, Partition, key_and_partition};
 use crate::cache::store::{Cursor, Entry};
 use crate::cache::{
@@ -103,7 +103,7 @@ impl Cache {
             };
         }
         let read = |pattern| Operation::Read(ReadOp::Match(pattern));
-        let (answers, missing) = self.ask(partition, pattern, read).await?;
+        let Sorted { answers, missing, .. } = self.ask(partition, pattern, read).await?;
         let mut found = Vec::new();
         for reply in answers {
             match reply.outcome {
@@ -152,7 +152,7 @@ impl Cache {
         pattern: RecordPattern,
     ) -> Result<Vec<Record>, CacheError> {
         let read = |pattern| Operation::Read(ReadOp::MatchObject(pattern));
-        let (answers, missing) = self.ask(partition, pattern, read).await?;
+        let Sorted { answers, missing, .. } = self.ask(partition, pattern, read).await?;
         let mut found = Vec::new();
         for reply in answers {
             found.extend(self.records(reply)?);

@@ -39,7 +39,8 @@ impl Remembered {
 /// [`Session::token`] carries it to another node: the next request of the same user reads its own writes there, too.
 ///
 /// If a write of the session was lost (its primary died, and it was not on enough owners), reads of that partition fail
-/// with [`CacheError::WriteLost`] until [`Session::forget`]: never silently. A write that failed is not remembered.
+/// with [`CacheError::WriteLost`] until [`Session::forget`]: never silently. A write that failed is not remembered, unless it is known to be applied
+/// ([`CacheError::Uncounted`]).
 ///
 /// ```
 /// # use muster_router::{Muster, transport::memory::Network};
