@@ -316,7 +316,7 @@ impl CountError {
 /// A drain reached its deadline. The node goes on draining: drain again to wait longer, or shut down and
 /// accept that its members may miss broadcasts of the nodes that are named.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the drain is not over: {}", unfinished(.waiting_for, .caches, .without_taker))]
+#[error("the drain is not over: {}", unfinished(.waiting_for, .caches, .without_taker, *.stopped))]
 #[non_exhaustive]
 pub struct DrainTimeout {
     /// The nodes that have not confirmed it, sorted.
@@ -326,6 +326,8 @@ pub struct DrainTimeout {
     /// Those of them that nobody takes over: no other node that has them open stays. Waiting does not help unless one
     /// comes, so the drain has ended before its time; what they hold goes with this node.
     pub without_taker: Vec<String>,
+    /// The scope was stopped, or the cache closed, before it was over: what was not handed over has gone with this node.
+    pub stopped: bool,
 }
 
 impl DrainTimeout {
@@ -333,7 +335,7 @@ impl DrainTimeout {
     pub fn new(mut waiting_for: Vec<NodeId>) -> Self {
         waiting_for.sort_unstable();
         waiting_for.dedup();
-        Self { waiting_for, caches: Vec::new(), without_taker: Vec::new() }
+        Self { waiting_for, caches: Vec::new(), without_taker: Vec::new(), stopped: false }
     }
 
     /// One that also waits for these caches.
@@ -352,13 +354,20 @@ impl DrainTimeout {
         self
     }
 
-    /// Always: a drain goes on where it was.
+    /// It ended because the scope was stopped or the cache closed.
+    #[must_use]
+    pub fn with_stopped(mut self) -> Self {
+        self.stopped = true;
+        self
+    }
+
+    /// A drain goes on where it was, unless the scope was stopped or the cache closed.
     pub fn is_retryable(&self) -> bool {
-        true
+        !self.stopped
     }
 }
 
-fn unfinished(waiting_for: &[NodeId], caches: &[String], alone: &[String]) -> String {
+fn unfinished(waiting_for: &[NodeId], caches: &[String], alone: &[String], stopped: bool) -> String {
     let mut parts = Vec::new();
     if !waiting_for.is_empty() || caches.is_empty() {
         parts.push(format!(
@@ -371,7 +380,11 @@ fn unfinished(waiting_for: &[NodeId], caches: &[String], alone: &[String]) -> St
         parts.push(format!("{} of the caches have data to hand over ({})", caches.len(), caches.join(", ")));
     }
     let mut text = parts.join(", ");
-    if alone.is_empty() {
+    if stopped {
+        text.push_str(
+            "; the scope was stopped or the cache closed meanwhile: what they hold has gone with this node",
+        );
+    } else if alone.is_empty() {
         text.push_str("; drain again to wait longer");
     } else {
         let alone = alone.join(", ");

@@ -255,7 +255,7 @@ async fn each_loser_is_told_once_though_every_copy_of_its_side_offers_it() {
 /// The deletes of a long split are forgotten on the side that made them. A copy of the other side, which has missed
 /// them, is then given up and told of, for nobody can say what of it was deleted.
 #[tokio::test(start_paused = true)]
-async fn a_copy_that_was_away_longer_than_deletes_are_remembered_is_discarded_and_told() {
+async fn measured_a_copy_that_was_away_longer_than_deletes_are_remembered_is_discarded_and_told() {
     let brief = Duration::from_secs(2);
     let config = config().write_mode(WriteMode::Async).tombstone_ttl(brief);
     let (network, nodes, all) = three(&config).await;
@@ -305,6 +305,47 @@ async fn a_copy_that_was_away_longer_than_deletes_are_remembered_is_discarded_an
     }
     let left = all[1].get_by_match_object(Partition::All, pattern![_, _]).await.unwrap();
     assert_eq!(left.len(), 20);
+}
+
+/// A delete of a key of a bag takes away what it has seen; what the other side has put meanwhile stays if its version
+/// is higher. Then the delete is what is lost, and is told.
+#[tokio::test(start_paused = true)]
+async fn in_a_bag_a_delete_that_the_other_sides_put_outlives_is_told() {
+    use muster_router::cache::Table;
+    for table in [Table::Bag, Table::DuplicateBag] {
+        let network = Network::new();
+        let nodes = Vec::from(cluster(&network, ["a", "b"]).await);
+        let all = open_all(&nodes, &config().table(table)).await;
+        fill(&all[0], 40, "before").await;
+        let losers = losers(&all);
+        split(&network, &nodes, &["a"], &["b"]).await;
+        // each side deletes half of the keys and puts to the others: one of the two comes first in every partition
+        for i in 0..40 {
+            let (deletes, puts) = (&all[i % 2], &all[1 - i % 2]);
+            assert_eq!(deletes.delete_key(format!("user:{i}")).await.unwrap(), 1);
+            puts.put(user(i, "after")).await.unwrap();
+        }
+        heal(&network, &nodes, &all).await;
+        assert_copies_agree(&all).await;
+        let told = || -> BTreeMap<Term, Vec<Loser>> {
+            let mut told: BTreeMap<Term, Vec<Loser>> = BTreeMap::new();
+            for loser in losers.lock().unwrap().iter() {
+                told.entry(loser.key.clone().expect("of one key")).or_default().push(loser.clone());
+            }
+            told
+        };
+        eventually("of each key one side is told", || told().len() == 40).await;
+        let mut outlived = 0;
+        for (key, told) in told() {
+            let found = all[0].get_key(key.clone()).await.unwrap();
+            let stays = found.iter().any(|record| record.get(1) == Some(&Term::from("after")));
+            outlived += usize::from(stays);
+            let is_delete = |loser: &Loser| loser.record.is_none();
+            assert_eq!(told.len(), 1, "{key}: {told:?}");
+            assert_eq!(is_delete(&told[0]), stays, "{table} {key}: {told:?}, and {found:?} stays");
+        }
+        assert!(outlived > 0 && outlived < 40, "both happened: {outlived}");
+    }
 }
 
 /// For fewer copies than nodes: the records of all copies together are two of each.

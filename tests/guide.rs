@@ -93,7 +93,7 @@ fn every_measured_fault_of_a_cache_has_a_test_that_exists() {
     let faults = rows_of(CACHE, "# Faults of comparable systems and their tests");
     assert_eq!(faults.len(), 10);
     for (fault, cell) in faults {
-        assert!(named(cell).next().is_some(), "{fault}");
+        assert!(named(cell).any(|name| name.starts_with("measured_")), "{fault}");
         for name in named(cell) {
             assert!(sources.contains(name), "{fault}: there is no test {name}");
         }

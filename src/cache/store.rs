@@ -5,8 +5,7 @@
 //! Every write has a [`Version`]. The store keeps, for each key, what the highest versions say, deletes included (as
 //! tombstones); a write that comes late changes nothing that a later one decided. So any order of the same writes,
 //! each any number of times, gives the same contents. That is what lets a snapshot be taken in pieces while writes go
-//! on ([`Store::chunk`]), a replica be repaired by single entries ([`Store::repair`]), and two sides of a split be
-//! merged ([`Store::plan_merge`]).
+//! on ([`Store::chunk`]), and two sides of a split be merged ([`Store::plan_merge`]).
 //!
 //! On top of this the stream from primary to replica is guarded: [`Store::apply`] takes only the next write of the
 //! epoch that is open, says which write is missing otherwise, and takes one twice without harm. Numbers go on from
@@ -47,7 +46,7 @@ mod slot;
 #[cfg(test)]
 mod tests;
 
-pub use exchange::{Chunk, Cursor, Loser, MergePlan, Repaired, SnapshotHeader};
+pub use exchange::{Chunk, Cursor, Loser, MergePlan, SnapshotHeader};
 pub use ledger::Digest;
 use ledger::Ledger;
 use slot::{Change, Slot};

@@ -122,7 +122,8 @@ impl Muster {
     ///
     /// # Errors
     /// [`DrainTimeout`] names the nodes that have not confirmed it, and the caches that have data to hand over, after
-    /// `timeout`; drain again to wait longer. At once if all that is left are caches that no other node takes over.
+    /// `timeout`; drain again to wait longer. At once if all that is left are caches that no other node takes over. `Ok`
+    /// also if the scope is stopped, before or meanwhile: then there is nothing left to drain.
     ///
     /// ```
     /// # use muster_router::{Muster};

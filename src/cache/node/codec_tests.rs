@@ -62,7 +62,7 @@ pub(crate) fn samples() -> Vec<CacheMessage> {
         CacheMessage::NotOpen,
         CacheMessage::Bye,
         CacheMessage::Replica { partition, session: 5, message: ReplicaMessage::AcceptLoss },
-        CacheMessage::Nudge { partition, owner: peer("c"), end: Some(version.clone()) },
+        CacheMessage::Nudge { partition, owner: peer("c") },
     ];
     all.extend(operations.map(|operation| CacheMessage::Forward {
         request: 1 << 40,

@@ -151,6 +151,10 @@ impl Replica {
         either!(self, copy => copy.end())
     }
 
+    pub(super) fn lag(&self) -> Option<u64> {
+        either!(self, copy => copy.lag())
+    }
+
     pub(super) fn covers(&self, at_least: &Version) -> Coverage {
         either!(self, copy => copy.covers(at_least))
     }
@@ -195,6 +199,16 @@ impl Replica {
 
     pub(super) fn handle_timeout(&mut self, given: Given<'_>) {
         input!(self, given, copy, ctx => copy.handle_timeout(ctx));
+    }
+
+    /// A reader has seen that this owner is behind.
+    pub(super) fn handle_nudge(&mut self, owner: &Peer, given: Given<'_>) {
+        match self {
+            Replica::Plain(copy) => copy.handle_nudge(owner, given.base),
+            // nobody reads a strong cache by quorum
+            #[cfg(feature = "consensus")]
+            Replica::Strong(_) => {}
+        }
     }
 
     /// The consensus has decided something about the partition.

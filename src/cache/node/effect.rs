@@ -93,7 +93,8 @@ pub struct PartitionStatus {
     pub records: u64,
     /// How many bytes of records and tombstones this node has of it.
     pub bytes: u64,
-    /// How many writes this node's copy is behind; `None` where it keeps none or does not know.
+    /// How many writes the owner that is furthest behind has not confirmed; only the primary knows, and elsewhere it is
+    /// `None`. An owner that is being filled lacks all of them.
     pub lag: Option<u64>,
 }
 

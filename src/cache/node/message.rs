@@ -77,14 +77,12 @@ pub enum CacheMessage {
         #[serde(with = "super::codec::answered")]
         result: Result<Reply, CacheError>,
     },
-    /// A reader has seen that this owner's copy is behind: the primary may bring it forward.
+    /// A reader has seen that this owner's copy is behind: the primary brings it forward.
     Nudge {
         /// The partition.
         partition: PartitionId,
         /// Whose copy.
         owner: Peer,
-        /// How far it is.
-        end: Option<Version>,
     },
     /// Between the shards of a `strong` cache. It stays last: only nodes with the feature know it.
     #[cfg(feature = "consensus")]

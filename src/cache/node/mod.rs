@@ -347,11 +347,9 @@ impl CacheNode {
             CacheMessage::Copy { request, epoch, owners, covers, end, result } => {
                 self.handle_copy(from, request, quorum::Copy { epoch, owners, covers, end, result }, now);
             }
-            // what is missing there is on its way, or is put on its way now
-            CacheMessage::Nudge { partition, .. } => {
-                let place = self.place(partition).filter(|_| self.peers.takes_part(from));
-                if let Some(place) = place {
-                    self.with(place, now, |replica, ctx| replica.handle_timeout(ctx));
+            CacheMessage::Nudge { partition, owner } => {
+                if self.peers.takes_part(from) {
+                    self.bring_forward(partition, &owner, now);
                 }
             }
         }

@@ -40,8 +40,8 @@ pub(super) enum Verdict {
         reply: Reply,
         /// Whether it knows of the write that was asked for, as [`Copy::covers`].
         covers: Option<bool>,
-        /// The owners that were behind it, with how far they are.
-        behind: Vec<(Peer, Option<Version>)>,
+        /// The owners that were behind it.
+        behind: Vec<Peer>,
         /// Who can bring them forward.
         primary: Peer,
     },
@@ -126,7 +126,7 @@ impl Quorum {
                     Verdict::Decided {
                         reply: reply.clone(),
                         covers: copy.covers,
-                        behind: behind.map(|(owner, other)| ((*owner).clone(), other.end.clone())).collect(),
+                        behind: behind.map(|(owner, _)| (*owner).clone()).collect(),
                         primary: epoch.primary.clone(),
                     }
                 }
@@ -193,7 +193,7 @@ mod tests {
         let verdict = quorum.verdict();
         assert_eq!(seq(&verdict), Some(5));
         let Verdict::Decided { behind, .. } = verdict else { panic!("{verdict:?}") };
-        assert_eq!(behind, [(peer("b"), Some(Version::new(epoch(1), 3)))]);
+        assert_eq!(behind, [peer("b")]);
     }
 
     // caught by: a majority of the owners that the caller knew, not of the newest ones

@@ -81,7 +81,7 @@ impl CacheNode {
             let State::Quorum(quorum) = &pending.state else { return };
             match quorum.verdict() {
                 Verdict::Decided { reply, covers, behind, primary } => {
-                    self.nudge(pending.partition, &primary, behind);
+                    self.repair(pending.partition, &primary, behind, now);
                     self.decided(id, reply, covers, now);
                     return;
                 }
@@ -149,13 +149,22 @@ impl CacheNode {
         }
     }
 
-    fn nudge(&mut self, partition: PartitionId, primary: &Peer, behind: Vec<(Peer, Option<Version>)>) {
-        if !self.peers.is_up(primary) {
-            return;
+    /// Has the owners that were behind brought forward. The reader writes nothing itself: what one owner has outside the
+    /// stream could outlive a takeover that has lost it.
+    fn repair(&mut self, partition: PartitionId, primary: &Peer, behind: Vec<Peer>, now: Duration) {
+        for owner in behind {
+            if *primary == self.me {
+                self.bring_forward(partition, &owner, now);
+            } else if self.peers.is_up(primary) {
+                self.send(primary.clone(), Lane::Control, CacheMessage::Nudge { partition, owner });
+            }
         }
-        for (owner, end) in behind {
-            let message = CacheMessage::Nudge { partition, owner, end };
-            self.send(primary.clone(), Lane::Control, message);
+    }
+
+    /// This node serves the partition, and the owner is behind.
+    pub(super) fn bring_forward(&mut self, partition: PartitionId, owner: &Peer, now: Duration) {
+        if let Some(place) = self.place(partition) {
+            self.with(place, now, |replica, given| replica.handle_nudge(owner, given));
         }
     }
 

@@ -29,7 +29,7 @@ impl CacheNode {
             wanted: place.and_then(|place| self.wanted.get(place)).cloned().unwrap_or_default(),
             records: held.map_or(0, Store::len),
             bytes: held.map_or(0, Store::bytes),
-            lag: serving.then_some(0),
+            lag: replica.and_then(Replica::lag),
         }
     }
 

@@ -17,6 +17,7 @@ use crate::record;
 use crate::types::Incarnation;
 
 mod calls;
+mod clocks;
 mod corpus;
 mod membership;
 mod replication;
@@ -49,6 +50,12 @@ pub(super) struct Net {
     pub(super) delivered: Vec<(Peer, Peer, String)>,
     /// What is not delivered for now.
     pub(super) hold: Option<Held>,
+    /// What gets lost on its way, though its link stays.
+    pub(super) lose: Option<Held>,
+    /// How far the clocks of nodes are ahead of [`Net::now`].
+    ahead: BTreeMap<Peer, Duration>,
+    /// All that is delivered, if it is gathered.
+    pub(super) heard: Option<Vec<(Peer, Peer, CacheMessage)>>,
     last_ticket: u64,
     seed: u64,
     step: u64,
@@ -69,6 +76,9 @@ impl Net {
             events: Vec::new(),
             delivered: Vec::new(),
             hold: None,
+            lose: None,
+            ahead: BTreeMap::new(),
+            heard: None,
             last_ticket: 0,
             seed,
             step: 0,
@@ -89,20 +99,30 @@ impl Net {
         let me = peer(name);
         config.validate().unwrap();
         let seed = self.seed;
-        let mut node = CacheNode::new(me.clone(), Arc::new(config.clone()), Shard::ALL, seed, self.now);
+        let now = self.clock(&me);
+        let mut node = CacheNode::new(me.clone(), Arc::new(config.clone()), Shard::ALL, seed, now);
         self.bare.remove(&me);
         if self.view.contains(&me) {
-            node.handle_view(&self.view, true, self.now);
+            node.handle_view(&self.view, true, now);
         }
         for (a, b) in self.links.clone() {
             if a == me {
-                node.handle_peer_up(&b, self.now);
+                node.handle_peer_up(&b, now);
             } else if b == me {
-                node.handle_peer_up(&a, self.now);
+                node.handle_peer_up(&a, now);
             }
         }
         self.nodes.insert(me.clone(), node);
         self.follow(&me);
+    }
+
+    /// The clock of this node is ahead of the others'; before it is opened.
+    pub(super) fn ahead(&mut self, name: &str, by: Duration) {
+        self.ahead.insert(peer(name), by);
+    }
+
+    fn clock(&self, me: &Peer) -> Duration {
+        self.now + self.ahead.get(me).copied().unwrap_or_default()
     }
 
     /// A node that lives and does not open the cache.
@@ -192,7 +212,7 @@ impl Net {
 
     pub(super) fn with<R>(&mut self, name: &str, f: impl FnOnce(&mut CacheNode, Duration) -> R) -> R {
         let me = peer(name);
-        let now = self.now;
+        let now = self.clock(&me);
         let result = f(self.nodes.get_mut(&me).unwrap(), now);
         self.follow(&me);
         result
@@ -245,6 +265,12 @@ impl Net {
         }
         let (from, to, _) = wire;
         for message in codec::decode(&bytes).unwrap() {
+            if self.lose.as_ref().is_some_and(|lose| lose(from, to, &message)) {
+                continue;
+            }
+            if let Some(heard) = &mut self.heard {
+                heard.push((from.clone(), to.clone(), message.clone()));
+            }
             let kind = format!("{message:?}");
             if let (Some(heard), "a") = (&mut self.to_a, to.node.as_str()) {
                 let kind = match &message {
@@ -271,7 +297,10 @@ impl Net {
         let end = self.now + time;
         self.run();
         for _ in 0..200_000 {
-            let next = self.nodes.values().filter_map(CacheNode::poll_timeout).min();
+            let due = |(me, node): (&Peer, &CacheNode)| {
+                Some(node.poll_timeout()?.saturating_sub(self.ahead.get(me).copied().unwrap_or_default()))
+            };
+            let next = self.nodes.iter().filter_map(due).min();
             match next {
                 Some(next) if next <= end => self.now = self.now.max(next),
                 _ => {
@@ -280,7 +309,7 @@ impl Net {
                 }
             }
             for me in self.nodes.keys().cloned().collect::<Vec<_>>() {
-                if self.nodes[&me].poll_timeout().is_some_and(|at| at <= self.now) {
+                if self.nodes[&me].poll_timeout().is_some_and(|at| at <= self.clock(&me)) {
                     self.with(me.node.as_str(), |node, now| node.handle_timeout(now));
                 }
             }
@@ -299,7 +328,7 @@ impl Net {
     ) -> u64 {
         self.last_ticket += 1;
         let ticket = self.last_ticket;
-        let mut options = Options::of(self.node(name).config(), self.now);
+        let mut options = Options::of(self.node(name).config(), self.clock(&peer(name)));
         change(&mut options);
         self.with(name, |node, now| node.operate(ticket, partition, operation, options, now));
         ticket

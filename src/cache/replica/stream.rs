@@ -348,6 +348,29 @@ impl Replica {
     }
 }
 
+// What readers see, and see to.
+impl Replica {
+    /// A reader has seen that this owner is behind. Mostly what it lacks is on its way. It is told where the stream is in
+    /// any case, in the order of the stream: if something got lost on the way it says so, and is brought forward.
+    pub(crate) fn handle_nudge(&mut self, owner: &Peer, ctx: Context<'_>) {
+        let Role::Leading(leading) = &mut self.role else { return };
+        let stream = leading.streams.get_mut(owner).filter(|stream| stream.phase == Phase::Open);
+        let Some(stream) = stream.filter(|stream| stream.counts()) else { return };
+        stream.greet = true;
+        self.settle(ctx);
+    }
+
+    /// How many writes the owner that is furthest behind lacks, as far as this node is the primary.
+    pub(crate) fn lag(&self) -> Option<u64> {
+        let Role::Leading(leading) = &self.role else { return None };
+        let end = self.store.applied().map_or(0, |end| end.seq);
+        let others = leading.config.owners.iter().filter(|owner| **owner != leading.config.epoch.primary);
+        let has =
+            |owner: &Peer| leading.streams.get(owner).filter(|s| s.counts()).map_or(0, Stream::acked_seq);
+        Some(others.map(|owner| end.saturating_sub(has(owner))).max().unwrap_or(0))
+    }
+}
+
 impl Stream {
     /// From where to go on: the log, or a snapshot.
     fn place(

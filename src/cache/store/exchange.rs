@@ -1,4 +1,4 @@
-//! What a store exchanges with other copies: snapshots in pieces, repairs, merges; and what it may forget.
+//! What a store exchanges with other copies: snapshots in pieces, merges; and what it may forget.
 
 use std::time::Duration;
 
@@ -44,15 +44,6 @@ pub struct Chunk {
     pub entries: Vec<Entry>,
     /// Where the next piece begins; `None` after the last.
     pub next: Option<Cursor>,
-}
-
-/// What single entries did to a store.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Repaired {
-    /// How many changed it.
-    pub changed: u64,
-    /// How many were refused: they are of the time of deletes that are forgotten, and may have been deleted.
-    pub refused: u64,
 }
 
 /// How two copies that went their own ways come together.
@@ -184,36 +175,6 @@ impl Store {
             self.absorb(entry, &arrived, now);
         }
         Ok(())
-    }
-
-    // ---- repairs
-
-    /// What is held of one key, as entries: what a reader sends to an owner that was behind. A key without a trace
-    /// has none.
-    pub fn entries_of(&self, key: &Term) -> Vec<Entry> {
-        let slot = self.slots.get(key).into_iter();
-        slot.flat_map(|slot| slot.entries(key, None).map(|(_, _, entry)| entry)).collect()
-    }
-
-    /// Takes in what another owner of the same epoch holds. An entry of the time of forgotten deletes is refused, if
-    /// nothing here tells what became of it.
-    ///
-    /// # Errors
-    /// [`CacheError::RecordTooShort`]; nothing is taken then.
-    pub fn repair(&mut self, entries: &[Entry], now: Duration) -> Result<Repaired, CacheError> {
-        self.check_entries(entries)?;
-        let mut repaired = Repaired::default();
-        for entry in entries {
-            let forgotten = self.purged_through.as_ref() >= Some(entry.version());
-            if forgotten && matches!(self.fate(entry), Fate::Wins(_)) {
-                repaired.refused += 1;
-                continue;
-            }
-            let arrived = self.applied.clone().max(Some(entry.version().clone()));
-            let Some(arrived) = arrived else { continue };
-            repaired.changed += u64::from(self.absorb(entry, &arrived, now).changed);
-        }
-        Ok(repaired)
     }
 
     // ---- merges

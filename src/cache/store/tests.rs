@@ -8,7 +8,7 @@
 //!   (`a_snapshot_in_pieces_under_writes_becomes_the_source`);
 //! * a stream that jumps over gaps or takes an old epoch (`only_the_next_write_is_applied`);
 //! * an epoch opened over writes that it does not begin from (`epochs_open_only_on_their_base`);
-//! * a purge that does not wait for its time or for all owners, a repair that brings back what is forgotten
+//! * a purge that does not wait for its time or for all owners
 //!   (`tombstones_wait_for_time_and_for_all_owners`);
 //! * an absence without a version (`what_is_absent_has_a_version_too`), graves that pile up, a digest without versions;
 //! * a merge across a purge (`a_copy_that_was_away_too_long_is_not_merged`), one that forgets losers on either side or
@@ -217,7 +217,7 @@ proptest! {
         let early = order.iter().filter(|_| !statements.is_empty()).map(|index| index.get(&statements).clone());
         let all: Vec<_> = early.collect::<Vec<_>>().into_iter().chain(statements.iter().rev().cloned()).collect();
         for entry in &all {
-            shuffled.repair(std::slice::from_ref(entry), T0).unwrap();
+            shuffled.install(std::slice::from_ref(entry), T0).unwrap();
             shuffled.check_invariants().unwrap();
         }
         prop_assert_eq!(entries(&shuffled), entries(&store));
@@ -452,10 +452,6 @@ fn tombstones_wait_for_time_and_for_all_owners() {
     assert_eq!(store.purge(second * 99, second * 10, &all, 9), 1);
     assert_eq!((store.tombstones(), store.bytes()), (0, 0));
     store.check_invariants().unwrap();
-    // what may have been deleted does not come back by a repair; what is newer does
-    let entry = |version| Entry::Put { record: record!["k", 1], version };
-    let repaired = store.repair(&[entry(at(1, "a", 1)), entry(at(1, "a", 4))], T0).unwrap();
-    assert_eq!(repaired, Repaired { changed: 1, refused: 1 });
 }
 
 #[test]
@@ -602,7 +598,7 @@ fn cache_10_tombstone_floor() {
     let version = store.next_version().unwrap();
     assert!(version > *old.version());
     store.apply(&Write::Put(record!["k", 2]), &version, Duration::from_secs(500)).unwrap();
-    store.repair(&[old], T0).unwrap();
+    store.install(&[old], T0).unwrap();
     assert_eq!(contents(&store), [record!["k", 2]]);
 }
 

@@ -37,6 +37,8 @@ pub(crate) struct Hosted {
     /// Operations without an answer.
     pending: AtomicUsize,
     closed: AtomicBool,
+    /// Everything was handed over when it was closed.
+    handed_over: AtomicBool,
     timer: Notify,
     /// When the timer task will wake by itself, in nanoseconds since the scope's start.
     armed: AtomicU64,
@@ -202,6 +204,7 @@ impl Hosted {
             tickets: AtomicU64::new(1),
             pending: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
+            handed_over: AtomicBool::new(false),
             timer: Notify::new(),
             armed: AtomicU64::new(NEVER),
             config,
@@ -332,6 +335,9 @@ impl Hosted {
 
     /// The end: says goodbye, and every operation that waits ends with `Stopped`.
     pub(super) fn close(&self, driver: &Driver) {
+        if !self.is_closed() && self.is_drained() {
+            self.handed_over.store(true, Ordering::Release);
+        }
         self.closed.store(true, Ordering::Release);
         let mut waiters = Vec::new();
         self.each(driver, |state| {
@@ -486,6 +492,14 @@ impl Hosted {
     /// Whether nothing is to be handed over any more.
     pub(crate) fn is_drained(&self) -> bool {
         self.is_closed() || self.shards.iter().all(|cell| cell.state.lock().node.is_drained())
+    }
+
+    /// Whether everything was handed over, and before it was closed if it is.
+    pub(crate) fn is_handed_over(&self) -> bool {
+        match self.is_closed() {
+            true => self.handed_over.load(Ordering::Acquire),
+            false => self.is_drained(),
+        }
     }
 
     /// Whether it drains and keeps records that nobody will take: no other node that takes part stays.

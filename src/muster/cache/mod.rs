@@ -268,7 +268,9 @@ impl Cache {
     /// does it for all caches. Cancel-safe: it goes on whether or not it is waited for.
     ///
     /// # Errors
-    /// [`DrainTimeout`] if that takes longer than `timeout`, or at once if no other node stays that has it open.
+    /// [`DrainTimeout`] if that takes longer than `timeout`, or at once if no other node stays that has it open, or if the
+    /// scope is stopped or the cache closed before it is over ([`DrainTimeout::stopped`]). So `Ok` always means that
+    /// others have everything.
     pub async fn drain(&self, timeout: Duration) -> Result<(), DrainTimeout> {
         self.hosted.drain(&self.driver);
         let deadline = Instant::now() + timeout.min(FOREVER);
@@ -276,12 +278,15 @@ impl Cache {
             let pulse = self.driver.pulse.notified();
             tokio::pin!(pulse);
             pulse.as_mut().enable();
-            if self.hosted.is_drained() || self.driver.is_stopped() {
+            if self.hosted.is_handed_over() {
                 return Ok(());
+            }
+            let name = vec![self.name().to_owned()];
+            if self.is_closed() {
+                return Err(DrainTimeout::new(Vec::new()).with_caches(name).with_stopped());
             }
             let alone = self.hosted.has_no_taker();
             if alone || timeout_at(deadline, pulse).await.is_err() {
-                let name = vec![self.name().to_owned()];
                 let timeout = DrainTimeout::new(Vec::new()).with_caches(name.clone());
                 return Err(if alone { timeout.with_nobody_for(name) } else { timeout });
             }

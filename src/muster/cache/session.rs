@@ -36,6 +36,10 @@ impl Remembered {
 /// it is answered only by a copy that has that write, the primary's if need be, in every read mode. Writes of others
 /// are seen as without a session. Cloning gives the same session; it may be used by many tasks.
 ///
+/// It remembers one write for each partition that it has written to, the last, and so at most as many as the cache has
+/// partitions. It forgets none by itself, not even one that all owners have: a node that was cut off before may still
+/// have an older copy and take itself for an owner, and the session is what tells it that it is behind.
+///
 /// [`Session::token`] carries it to another node: the next request of the same user reads its own writes there, too.
 ///
 /// If a write of the session was lost (its primary died, and it was not on enough owners), reads of that partition fail

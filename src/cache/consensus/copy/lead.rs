@@ -324,6 +324,18 @@ impl StrongCopy {
         self.pump(ctx);
     }
 
+    /// How many writes the owner that is furthest behind lacks, as far as this node is the primary.
+    pub(crate) fn lag(&self) -> Option<u64> {
+        let (config, lead, data) = (self.config.as_ref()?, self.lead.as_ref()?, self.data.as_ref()?);
+        let primary = &config.epoch.primary;
+        let logged = |owner: &Peer| match lead.streams.get(owner) {
+            Some(Stream { phase: Phase::Whole, logged, .. }) => *logged,
+            Some(_) | None => 0,
+        };
+        let others = config.owners.iter().filter(|owner| *owner != primary);
+        Some(others.map(|owner| data.end().saturating_sub(logged(owner))).max().unwrap_or(0))
+    }
+
     /// Whether anything was committed.
     fn commit(&mut self, ctx: StrongContext<'_>) -> bool {
         // what is committed leaves the log: whoever is still being filled has to have been sent it before
