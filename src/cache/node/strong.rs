@@ -48,11 +48,16 @@ pub enum StrongMessage {
 pub(super) struct Strong {
     consensus: Consensus,
     leases: Leases,
+    /// Something has come in that may have changed whether the group is whole.
+    touched: bool,
+    /// Whether it was when that was last looked at.
+    whole: bool,
 }
 
 impl Strong {
     pub(super) fn new(me: Member, expected: usize, replicas: usize, seed: u64, now: Duration) -> Self {
-        Self { consensus: Consensus::new(me, expected, replicas, seed, now), leases: Leases::default() }
+        let consensus = Consensus::new(me, expected, replicas, seed, now);
+        Self { consensus, leases: Leases::default(), touched: false, whole: false }
     }
 
     #[cfg(feature = "testing")]
@@ -86,11 +91,13 @@ impl CacheNode {
         };
         let member = |peer: &Peer| Some(Member { peer: peer.clone(), opening: opening(peer)? });
         let members: BTreeSet<Member> = self.peers.participants().filter_map(member).collect();
+        strong.touched = true;
         strong.consensus.handle_members(&members, self.peers.is_complete(), now);
     }
 
     pub(super) fn strong_peer_up(&mut self, peer: &Peer, now: Duration) {
         if let Some(strong) = &mut self.strong {
+            strong.touched = true;
             strong.consensus.handle_peer_up(peer, now);
             strong.leases.hurry(now);
         }
@@ -98,6 +105,7 @@ impl CacheNode {
 
     pub(super) fn strong_peer_down(&mut self, peer: &Peer, now: Duration) {
         if let Some(strong) = &mut self.strong {
+            strong.touched = true;
             strong.consensus.handle_peer_down(peer, now);
         }
     }
@@ -105,7 +113,10 @@ impl CacheNode {
     pub(super) fn handle_strong(&mut self, from: &Peer, message: StrongMessage, now: Duration) {
         let Some(strong) = &mut self.strong else { return };
         match message {
-            StrongMessage::Consensus(message) => strong.consensus.handle_message(from, message, now),
+            StrongMessage::Consensus(message) => {
+                strong.touched = true;
+                strong.consensus.handle_message(from, message, now);
+            }
             StrongMessage::Ask { asked } => self.handle_ask(from, asked, now),
             StrongMessage::Grant { asked, heard } => {
                 let heard = if self.rules.breaks(Mutation::LeaseUnheard) { 0 } else { heard };
@@ -146,6 +157,7 @@ impl CacheNode {
     pub(super) fn strong_timeout(&mut self, now: Duration) {
         let Some(strong) = &mut self.strong else { return };
         if strong.consensus.poll_timeout().is_some_and(|at| at <= now) {
+            strong.touched = true;
             strong.consensus.handle_timeout(now);
         }
         if strong.leases.next_ask().is_some_and(|at| at <= now) {
@@ -182,7 +194,13 @@ impl CacheNode {
 
     /// Carries out one thing that the consensus wants; whether there was one.
     pub(super) fn follow_consensus(&mut self, now: Duration) -> bool {
-        let Some(effect) = self.strong.as_mut().and_then(|strong| strong.consensus.poll_effect()) else {
+        let Some(strong) = &mut self.strong else { return false };
+        let Some(effect) = strong.consensus.poll_effect() else {
+            // readiness depends on it, and nothing else may say that it has changed
+            if std::mem::take(&mut strong.touched) {
+                let whole = strong.consensus.is_whole();
+                self.changed |= std::mem::replace(&mut strong.whole, whole) != whole;
+            }
             return false;
         };
         match effect {
