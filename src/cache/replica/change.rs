@@ -104,12 +104,14 @@ impl Replica {
             }
         }
         let Some(to) = wish else { return };
+        let hasty = ctx.rules.breaks(Mutation::HandOverUnflushed);
         if leading.handing.is_none() {
-            let counts =
-                |peer: &Peer| peer == ctx.me || leading.streams.get(peer).is_some_and(Stream::counts);
+            let counts = |peer: &Peer| {
+                peer == ctx.me || leading.streams.get(peer).is_some_and(Stream::counts) || hasty
+            };
             let are_owners =
                 self.wanted.iter().all(|peer| leading.config.owners.contains(peer) && counts(peer));
-            let close = leading.streams.get(to).is_some_and(|stream| stream.is_close(end));
+            let close = leading.streams.get(to).is_some_and(|stream| stream.is_close(end)) || hasty;
             if !are_owners || !close || !leading.merges.is_empty() {
                 return;
             }
@@ -123,7 +125,6 @@ impl Replica {
         }
         let Some(until) = leading.handing.as_ref().map(|handing| handing.until) else { return };
         let has_all = leading.streams.get(to).is_some_and(|stream| stream.has_all(end));
-        let hasty = ctx.rules.breaks(Mutation::HandOverUnflushed);
         let flushed = has_all && leading.waiting.is_empty();
         if !flushed && !hasty {
             return self.wake_at(until);

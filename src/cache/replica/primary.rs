@@ -543,13 +543,14 @@ impl Leading {
 
 /// How many owners have to have a `Sync` write before it is answered.
 fn need(config: &Config, ctx: Context<'_>) -> usize {
-    majority(config.owners.len()).max(ctx.config.min_copies)
+    let least = if ctx.rules.breaks(Mutation::MinCopiesForgotten) { 0 } else { ctx.config.min_copies };
+    majority(config.owners.len()).max(least)
 }
 
 /// Whether more than half of the nodes that are expected are here.
 fn enough_nodes(ctx: Context<'_>) -> Result<(), CacheError> {
     let (got, expected) = (ctx.members.live.len(), ctx.config.expected_nodes.unwrap_or(0));
-    if got * 2 <= expected && expected > 0 {
+    if got * 2 <= expected && expected > 0 && !ctx.rules.breaks(Mutation::ExpectedIgnored) {
         return Err(CacheError::NoQuorum { got, need: expected / 2 + 1 });
     }
     Ok(())

@@ -49,6 +49,10 @@ pub enum Mutation {
     AnswersForgotten,
     /// An owner that the ring no longer wants goes before the new ones are there.
     OwnersDroppedEarly,
+    /// `min_copies` is asked for when a write begins, and not when it is answered.
+    MinCopiesForgotten,
+    /// `expected_nodes` is not looked at.
+    ExpectedIgnored,
 }
 
 impl Mutation {
@@ -82,6 +86,8 @@ impl Mutation {
         Mutation::HandOverUnflushed,
         Mutation::AnswersForgotten,
         Mutation::OwnersDroppedEarly,
+        Mutation::MinCopiesForgotten,
+        Mutation::ExpectedIgnored,
     ];
 }
 

@@ -396,7 +396,8 @@ impl Replica {
     fn give_birth(&mut self, ctx: Context<'_>) {
         let Some(inquiry) = &self.inquiry else { return };
         let (got, expected) = (inquiry.answers.len(), ctx.config.expected_nodes.unwrap_or(0));
-        let forced = self.nominated.as_ref().is_some_and(|nominated| nominated.accept_loss);
+        let ignored = ctx.rules.breaks(Mutation::ExpectedIgnored);
+        let forced = ignored || self.nominated.as_ref().is_some_and(|nominated| nominated.accept_loss);
         if got * 2 <= expected && !forced {
             return self.stall(got, expected / 2 + 1);
         }

@@ -13,13 +13,14 @@ use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::links::{End, Frame, Links};
-use super::oracle::{Kind, Op, Oracle, Tally, What, class_of, tell};
+use super::oracle::{Demand, Kind, Op, Oracle, Tally, What, class_of, tell};
 use super::step::{Place, ReadKind, Step, WriteKind};
 use crate::cache::node::{CacheEffect, CacheMessage, CacheNode, PartitionStatus, Shard, codec};
 use crate::cache::operation::{Operation, Options, Outcome, ReadOp, Reply, WriteOp};
 use crate::cache::replica::{CacheEvent, OwnerState, ReplicaMessage, Rules};
 use crate::cache::{
-    CacheConfig, CacheError, PartitionId, ReadMode, Record, RecordPattern, Store, Term, WriteMode,
+    CacheConfig, CacheError, Epoch, PartitionId, ReadMode, Record, RecordPattern, Store, Term, Version,
+    WriteMode,
 };
 use crate::ring::{Ring, RingConfig};
 use crate::testing::oracle::Violation;
@@ -71,8 +72,12 @@ struct Spot {
     settled: bool,
     /// By ticket: which operation waits, and until when.
     waiting: BTreeMap<u64, (usize, Duration)>,
-    /// Which partitions it serves.
-    serves: BTreeSet<u32>,
+    /// Which partitions it serves, and in which epoch.
+    serves: BTreeMap<u32, Epoch>,
+    /// Of which partitions it has heard who else serves them.
+    knows: BTreeSet<u32>,
+    /// The most nodes that its view had in this life.
+    most_seen: usize,
     inputs: (Duration, u32),
 }
 
@@ -104,6 +109,8 @@ pub(super) struct Cluster {
     budget: usize,
     /// How many inputs nodes have taken.
     inputs: u64,
+    /// Partitions of which the operator has given something up.
+    gave_up: BTreeSet<u32>,
     pub(super) healing: bool,
     log: Option<Vec<String>>,
 }
@@ -133,7 +140,9 @@ impl Cluster {
                 view: BTreeSet::new(),
                 settled: false,
                 waiting: BTreeMap::new(),
-                serves: BTreeSet::new(),
+                serves: BTreeMap::new(),
+                knows: BTreeSet::new(),
+                most_seen: 0,
                 inputs: (Duration::ZERO, 0),
             })
         };
@@ -151,6 +160,7 @@ impl Cluster {
             trace: 0,
             budget: 0,
             inputs: 0,
+            gave_up: BTreeSet::new(),
             healing: false,
             log: None,
             setup,

@@ -7,10 +7,11 @@
 //! | what holds | in which runs |
 //! |---|---|
 //! | no acknowledged `Sync` write is lost, no deleted record comes back; reads at the primary and by quorum that begin after the acknowledgement see it or later; `Async` writes as long as nobody has crashed | without splits, at most floor(replicas / 2) crashes until all copies are whole again |
-//! | one serving primary a partition | without splits |
+//! | one serving primary a partition; whoever begins to serve has all that was acknowledged; a delete counts what went | without splits |
 //! | an acknowledged write that is gone was overwritten or reported | splits without crashes |
 //! | an epoch has one primary, a version names one write, an epoch has one base | all |
-//! | a copy that counts as whole has everything that its history tells of | all |
+//! | a copy that counts as whole has everything that its history tells of, and what is absent was deleted | all |
+//! | an acknowledged `Sync` write has a majority and `min_copies`, among more than half of `expected_nodes` | all |
 //! | a session sees its own writes or is told that they are lost | all |
 //! | an operation is answered once, by its deadline; what was answered "nothing has changed" is seen nowhere | all |
 //! | what was forwarded is not forwarded again, nothing runs in circles, queues are bounded | all |

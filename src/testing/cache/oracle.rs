@@ -10,7 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::cache::store::Loser;
 use crate::cache::{Applied, CacheError, Entry, Epoch, ReadMode, Store, Term, Version, WriteMode};
 use crate::testing::oracle::Violation;
+use crate::types::Peer;
 
+mod copies;
+mod counts;
 #[cfg(test)]
 mod tests;
 
@@ -73,6 +76,8 @@ pub(super) struct Op {
     pub(super) version: Option<Version>,
     begun: u64,
     ended: Option<u64>,
+    /// From when on it is certain that nothing more comes of it, if its answer did not say which write it was.
+    settled: Option<u64>,
 }
 
 impl Op {
@@ -89,6 +94,7 @@ impl Op {
             version: None,
             begun: 0,
             ended: None,
+            settled: None,
         }
     }
 }
@@ -153,6 +159,8 @@ impl Tally {
     }
 }
 
+pub(super) use counts::Demand;
+
 /// One opening of a cache on one node: place, life, how often it was opened in it.
 pub(super) type Opening = (usize, u64, u32);
 
@@ -175,17 +183,41 @@ pub(super) struct Oracle {
     /// When a node last died.
     last_crash: u64,
     losers: Vec<Vec<Loser>>,
-    /// Partitions of which a copy was discarded, with a report; and up to where that copy had forgotten its deletes.
-    discarded: BTreeMap<u32, Vec<Version>>,
+    /// By partition: copies that were discarded, with a report.
+    discarded: BTreeMap<u32, Vec<Discarded>>,
     /// The history of each epoch of each partition, as copies told it.
     histories: BTreeMap<(u32, Epoch), History>,
     /// Who served in an epoch.
     serving: BTreeMap<(u32, Epoch), Opening>,
-    /// By partition, version and key: with which writes of other histories this statement came into them.
-    merged: BTreeMap<(u32, Version, Term), Vec<Version>>,
+    /// By partition, version, key and, in a bag, record: with which writes of other histories this statement came into
+    /// them.
+    merged: BTreeMap<(u32, Version, Term, Option<i64>), Vec<Version>>,
     /// Which acknowledged write has this version.
     versions: BTreeMap<(u32, Version), usize>,
+    /// How far a peer's whole copy was in an epoch, as its primary has heard from it.
+    acked: BTreeMap<(u32, Epoch), BTreeMap<Peer, u64>>,
+    /// Operations of unknown fate that may still be carried out.
+    unknown: Vec<usize>,
+    /// When an answer may last have been lost on its way.
+    last_break: u64,
     tally: Tally,
+}
+
+/// What a write tells of: a key, and in a bag which record of it, if it is a put.
+#[derive(Clone, Copy, Debug)]
+struct About {
+    key: i64,
+    number: Option<i64>,
+}
+
+/// A copy that was discarded.
+#[derive(Clone, Debug)]
+struct Discarded {
+    /// Its epochs and its last write, if it was still there to be looked at.
+    side: Option<(History, Option<Version>)>,
+    /// Up to where it had forgotten its deletes.
+    forgotten: Option<Version>,
+    at: u64,
 }
 
 fn broken(promise: &'static str, what: String) -> Result<(), Violation> {
@@ -216,6 +248,9 @@ impl Oracle {
             serving: BTreeMap::new(),
             merged: BTreeMap::new(),
             versions: BTreeMap::new(),
+            acked: BTreeMap::new(),
+            unknown: Vec::new(),
+            last_break: 0,
             tally: Tally::default(),
         }
     }
@@ -264,6 +299,24 @@ impl Oracle {
         self.tally.unknown += 1;
         self.ops[op].fate = Fate::Unknown;
         self.sessions[self.ops[op].session].busy = false;
+        self.unknown.push(op);
+    }
+
+    /// Every partition is whole, and nothing is on its way: what nobody knows the outcome of has happened or never
+    /// will. It excuses nothing that comes after.
+    pub(super) fn settle(&mut self) {
+        self.clock += 1;
+        for id in self.unknown.drain(..) {
+            let op = &mut self.ops[id];
+            op.settled = Some(self.clock);
+            op.ended = op.ended.or(op.settled);
+        }
+    }
+
+    /// A link broke, or a node left: answers may be lost, and operations carried out once more.
+    pub(super) fn broke(&mut self) {
+        self.clock += 1;
+        self.last_break = self.clock;
     }
 
     /// A node died, or closed its cache.
@@ -281,7 +334,7 @@ impl Oracle {
     pub(super) fn conflict(&mut self, partition: u32, loser: Loser) -> Result<(), Violation> {
         self.tally.conflicts += 1;
         // unless a whole copy was discarded
-        if loser.by <= loser.version && !self.discarded.contains_key(&partition) {
+        if loser.by <= loser.version && !self.was_discarded(partition, &loser.version) {
             return broken("conflict", format!("partition {partition}: the lower version won: {loser:?}"));
         }
         let op = self.versions.get(&(partition, loser.version.clone())).map(|op| &self.ops[*op]);
@@ -293,9 +346,31 @@ impl Oracle {
         Ok(())
     }
 
-    /// A copy was discarded, and it was reported.
-    pub(super) fn discard(&mut self, partition: u32, forgotten: Option<Version>) {
-        self.discarded.entry(partition).or_default().extend(forgotten);
+    /// A copy was discarded, and it was reported. The copy, as far as it can be looked at.
+    pub(super) fn discard(&mut self, partition: u32, copy: Option<&Store>) {
+        self.clock += 1;
+        let side = copy.map(|store| (store.lineage().entries().to_vec(), store.applied().cloned()));
+        let forgotten = copy.and_then(|store| store.purged_through().cloned());
+        let discarded = Discarded { side, forgotten, at: self.clock };
+        self.discarded.entry(partition).or_default().push(discarded);
+    }
+
+    /// Whether a copy that was discarded may have held this write.
+    fn was_discarded(&self, partition: u32, version: &Version) -> bool {
+        let mut copies = self.discarded.get(&partition).into_iter().flatten();
+        copies.any(|copy| self.has_gone_with(partition, copy, version, None))
+    }
+
+    fn has_gone_with(
+        &self,
+        partition: u32,
+        copy: &Discarded,
+        version: &Version,
+        about: Option<About>,
+    ) -> bool {
+        let Some((history, end)) = &copy.side else { return true };
+        let held = |version: &Version| reaches(history, end.as_ref(), version);
+        held(version) || self.merged_with(partition, version, about).any(held)
     }
 
     /// A node serves a partition in this epoch.
@@ -304,7 +379,7 @@ impl Oracle {
         partition: u32,
         epoch: &Epoch,
         who: Opening,
-        me: &crate::types::Peer,
+        me: &Peer,
     ) -> Result<(), Violation> {
         if epoch.primary != *me {
             return broken("epoch", format!("{me} serves partition {partition} in epoch {epoch} of another"));
@@ -355,12 +430,14 @@ impl Oracle {
             Applied::Unknown => {
                 op.fate = Fate::Unknown;
                 self.tally.unknown += 1;
+                self.unknown.push(id);
                 return Ok(());
             }
             // it was done, and how often is not known
             Applied::Yes => {
                 op.fate = Fate::Done;
                 op.ended = Some(self.clock);
+                self.unknown.push(id);
                 self.tally.acknowledged += 1;
                 self.tally.acknowledged_sync += u64::from(op.write_mode == WriteMode::Sync);
                 return Ok(());
@@ -417,9 +494,19 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether `op` was over when `other` began.
+    /// Whether `op` was over when `other` began: answered, or settled without anybody knowing how it ended.
     fn before(&self, op: usize, other: &Op) -> bool {
-        self.ops[op].fate == Fate::Done && self.ops[op].ended.is_some_and(|ended| ended < other.begun)
+        let op = &self.ops[op];
+        let over = matches!(op.fate, Fate::Done | Fate::Unknown);
+        over && op.ended.is_some_and(|ended| ended < other.begun)
+    }
+
+    fn about(&self, write: &Op, key: i64) -> About {
+        let number = match &write.what {
+            What::Put(records) if !self.is_set => records.iter().find(|(put, _)| *put == key),
+            _ => None,
+        };
+        About { key, number: number.map(|(_, number)| *number) }
     }
 
     /// Whether this write deletes a record of this key and number.
@@ -593,245 +680,32 @@ impl Oracle {
             let Some(theirs) = &writer.version else { return true };
             // a delete by pattern takes what its side knows
             let unknown = matches!(write.what, What::DeleteMatch(_))
-                && !self.knows(write.partition, version, theirs, key);
+                && !self.knows(write.partition, version, theirs, self.about(writer, key));
             theirs > version || unknown
         });
+        // a copy that was discarded takes what it held then, and nothing that came after
+        let mut copies = self.discarded.get(&write.partition).into_iter().flatten();
+        let about = self.about(write, key);
         newer
-            || self.is_reported(write.partition, key, version)
-            || self.discarded.contains_key(&write.partition)
+            || self.is_reported(write, key, version)
+            || copies.any(|copy| {
+                write.begun < copy.at && self.has_gone_with(write.partition, copy, version, Some(about))
+            })
     }
 
-    fn is_reported(&self, partition: u32, key: i64, version: &Version) -> bool {
-        let term = Term::from(key);
+    fn is_reported(&self, write: &Op, key: i64, version: &Version) -> bool {
+        let (partition, about, term) = (write.partition, self.about(write, key), Term::from(key));
         self.losers[partition as usize].iter().any(|loser| {
-            loser.key.as_ref().is_none_or(|lost| *lost == term)
-                && self.knows(partition, &loser.version, version, key)
+            // of a bag each record is reported by itself
+            let concerns = self.is_set || loser.record.is_none() || loser.version == *version;
+            concerns
+                && loser.key.as_ref().is_none_or(|lost| *lost == term)
+                && self.knows(partition, &loser.version, version, about)
         })
     }
 }
 
-// What copies hold.
 impl Oracle {
-    /// A copy tells the epochs that made it.
-    pub(super) fn history(
-        &mut self,
-        partition: u32,
-        entries: &[(Epoch, Option<Version>)],
-    ) -> Result<(), Violation> {
-        for (index, (epoch, base)) in entries.iter().enumerate() {
-            let told = entries.get(..=index).unwrap_or_default();
-            match self.histories.get_mut(&(partition, epoch.clone())) {
-                Some(known) if known.last().is_some_and(|(_, other)| other != base) => {
-                    let text =
-                        format!("partition {partition}: epoch {epoch} began from {known:?} and {base:?}");
-                    return broken("epoch", text);
-                }
-                Some(known) if known.len() >= told.len() => {}
-                Some(known) => *known = told.to_vec(),
-                None => {
-                    self.histories.insert((partition, epoch.clone()), told.to_vec());
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// A copy was offered what another side of a split had. What of it is there now has come into its history.
-    pub(super) fn merges(&mut self, partition: u32, offered: &[Entry], store: &Store) {
-        let Some(at) = store.applied() else { return };
-        for entry in offered {
-            let key = match entry {
-                Entry::Put { record, .. } | Entry::DeletedRecord { record, .. } => record.get(0),
-                Entry::DeletedKey { key, .. } => Some(key),
-                Entry::DeletedAll { .. } => None,
-            };
-            let there = match (key, entry) {
-                // the same record by a later write: nothing is lost by that
-                (Some(key), Entry::Put { record, version }) => {
-                    store.get(key).any(|(held, at)| held == record && at >= version)
-                }
-                (Some(key), _) => store.read(key).version.as_ref() >= Some(entry.version()),
-                (None, _) => store.floor() >= Some(entry.version()),
-            };
-            // unless the copy was discarded, which reports it and takes nothing
-            let reported = self.losers[partition as usize]
-                .iter()
-                .any(|loser| loser.version == *entry.version() && loser.key.as_ref() == key);
-            let discarded = reported && self.discarded.contains_key(&partition);
-            if there && !discarded {
-                let key = key.cloned().unwrap_or_default();
-                let with = self.merged.entry((partition, entry.version().clone(), key)).or_default();
-                if with.last() != Some(at) {
-                    with.push(at.clone());
-                }
-            }
-        }
-    }
-
-    /// The writes with which a statement of another side, or one that replaced it there, came into a history.
-    fn merged_with(&self, partition: u32, version: &Version, key: i64) -> impl Iterator<Item = &Version> {
-        let key = Term::from(key);
-        let of = self.merged.iter().filter(move |((p, later, k), _)| {
-            *p == partition && (*k == key || k.is_nil()) && self.holds(partition, later, version)
-        });
-        of.flat_map(|(_, with)| with)
-    }
-
-    /// Whether the history of a copy contains what a write says of a key: itself, or by a merge.
-    fn contains(&self, partition: u32, store: &Store, version: &Version, key: i64) -> bool {
-        let within = |version: &Version| within(store.lineage().entries(), store.applied(), version);
-        within(version) || self.merged_with(partition, version, key).any(within)
-    }
-
-    /// Whether the history that made `later` contains what `version` says of a key, as far as it was told.
-    fn knows(&self, partition: u32, later: &Version, version: &Version, key: i64) -> bool {
-        self.holds(partition, later, version)
-            || self.merged_with(partition, version, key).any(|with| self.holds(partition, later, with))
-    }
-
-    fn holds(&self, partition: u32, later: &Version, version: &Version) -> bool {
-        if later.epoch == version.epoch {
-            return version.seq <= later.seq;
-        }
-        let history = self.histories.get(&(partition, later.epoch.clone()));
-        history.is_some_and(|history| within(history, Some(later), version))
-    }
-
-    /// A copy that counts as whole has everything that its history tells of.
-    pub(super) fn judge_copy(&mut self, partition: u32, whose: &str, store: &Store) -> Result<(), Violation> {
-        self.tally.copies_judged += 1;
-        self.history(partition, store.lineage().entries())?;
-        for id in &self.writes[partition as usize] {
-            let op = &self.ops[*id];
-            for (key, version) in versions_of(op) {
-                if !self.contains(partition, store, &version, key) {
-                    continue;
-                }
-                let mut has = store.read(&Term::from(key)).version;
-                if !self.is_set {
-                    // one record of the key may have been deleted and that be forgotten, while others stay
-                    has = has.max(store.purged_through().cloned());
-                }
-                if has < Some(version.clone()) {
-                    let text = format!(
-                        "partition {partition} on {whose} (at {:?}, {:?}) should have {} and has {has:?} of key {key}",
-                        store.applied(),
-                        store.lineage(),
-                        tell(op)
-                    );
-                    return broken("hole", text);
-                }
-            }
-            let all = op.what == What::DeleteAll && op.fate == Fate::Done;
-            let floor = op
-                .version
-                .as_ref()
-                .filter(|version| all && within(store.lineage().entries(), store.applied(), version));
-            if floor > store.floor() {
-                return broken("hole", format!("partition {partition} on {whose} has not had {}", tell(op)));
-            }
-        }
-        Ok(())
-    }
-
-    /// In the end, when all copies are alike: what was acknowledged is there, overwritten, or reported.
-    pub(super) fn account(&mut self, partition: u32, store: &Store) -> Result<(), Violation> {
-        let records = |key: i64| -> Vec<i64> {
-            let key = Term::from(key);
-            store.get(&key).filter_map(|(record, _)| record.get(1).and_then(Term::as_int)).collect()
-        };
-        let mut tally = self.tally;
-        for id in &self.writes[partition as usize] {
-            let op = &self.ops[*id];
-            if op.fate != Fate::Done {
-                let What::Put(put) = &op.what else { continue };
-                let there = put.iter().find(|(key, number)| records(*key).contains(number));
-                if let Some((key, number)) = there.filter(|_| op.fate == Fate::Never) {
-                    let text = format!("{key}/{number} of {} is there, which never was", tell(op));
-                    return broken("visible", text);
-                }
-                continue;
-            }
-            for (key, version) in versions_of(op) {
-                let contradiction = self.contradicts(op, key, &records(key));
-                if let Some((promise, what)) = contradiction.filter(|_| self.is_safe(op)) {
-                    *if promise == "lost" { &mut tally.lost } else { &mut tally.resurrected } += 1;
-                    self.tally = tally;
-                    return broken(promise, format!("in the end {what}: {} is missing", tell(op)));
-                }
-                if self.is_accounted(op, key, &version, store, &records(key)) {
-                    continue;
-                }
-                if self.kind == Kind::Split {
-                    self.tally.lost += 1;
-                    let has = store.read(&Term::from(key)).version;
-                    let text = format!("{} is gone, and nobody was told: {has:?} of key {key}", tell(op));
-                    return broken("unreported", text);
-                }
-                tally.excused += 1;
-            }
-        }
-        self.tally = tally;
-        Ok(())
-    }
-
-    /// Whether an acknowledged write is in the history of the copy (then [`Oracle::judge_copy`] looks at it), won or
-    /// was overwritten, or was reported.
-    fn is_accounted(&self, op: &Op, key: i64, version: &Version, store: &Store, records: &[i64]) -> bool {
-        let partition = op.partition;
-        if self.contains(partition, store, version, key) || self.is_reported(partition, key, version) {
-            return true;
-        }
-        // a delete that was forgotten in a copy before that was discarded is not reported by itself
-        let forgotten = self.discarded.get(&partition).into_iter().flatten();
-        if matches!(op.what, What::DeleteKeys(_))
-            && forgotten.into_iter().any(|p| self.knows(partition, p, version, key))
-        {
-            return true;
-        }
-        let has = store.read(&Term::from(key)).version;
-        if has.as_ref().is_some_and(|has| self.knows(partition, has, version, key)) {
-            return true;
-        }
-        if !matches!(op.what, What::Put(_)) && self.is_deleted_after(partition, key, version, store, has) {
-            return true;
-        }
-        if let What::Put(put) = &op.what {
-            let there = put.iter().any(|(_, number)| records.contains(number));
-            if there || (!self.is_set && put.iter().any(|(key, n)| self.may_be_deleted(op, *key, *n))) {
-                return true;
-            }
-        }
-        // overwritten on its own side by one that has to be accounted for as well
-        self.writes[partition as usize].iter().map(|id| &self.ops[*id]).any(|later| {
-            let after = |later: &Version| later != version && self.knows(partition, later, version, key);
-            let same_key = versions_of(later).any(|(other, at)| other == key && after(&at));
-            same_key || (later.what == What::DeleteAll && later.version.as_ref().is_some_and(after))
-        })
-    }
-
-    /// Whether a later delete of this key says what the one of `version` said: then nothing of it is lost, and in a
-    /// merge it does not count as a loser.
-    fn is_deleted_after(
-        &self,
-        partition: u32,
-        key: i64,
-        version: &Version,
-        store: &Store,
-        has: Option<Version>,
-    ) -> bool {
-        let remains = |at: &Version| {
-            at > version
-                && (self.contains(partition, store, at, key)
-                    || has.as_ref().is_some_and(|has| self.knows(partition, has, at, key)))
-        };
-        self.writes[partition as usize].iter().map(|id| &self.ops[*id]).any(|other| match other.what {
-            What::DeleteKeys(_) => versions_of(other).any(|(of, at)| of == key && remains(&at)),
-            What::DeleteAll => other.version.as_ref().is_some_and(remains),
-            What::Put(_) | What::DeleteMatch(_) | What::Get(_) | What::ReadAll => false,
-        })
-    }
-
     /// Sessions begin anew, as those of users who come later.
     pub(super) fn forget_tokens(&mut self) {
         self.sessions.iter_mut().for_each(|session| session.tokens.clear());
@@ -856,6 +730,14 @@ fn within(history: &[(Epoch, Option<Version>)], end: Option<&Version>, version: 
         None => end,
     };
     end >= Some(version)
+}
+
+/// The same of a copy, whose history may be cut off at its beginning: what is older than it and up to its first base
+/// counts as held.
+fn reaches(history: &[(Epoch, Option<Version>)], end: Option<&Version>, version: &Version) -> bool {
+    let first = history.first();
+    let old = first.is_some_and(|(epoch, base)| version.epoch < *epoch && base.as_ref() >= Some(version));
+    old || within(history, end, version)
 }
 
 /// The keys that an acknowledged write has decided, each with the version of its own. (A delete by pattern does not

@@ -106,7 +106,28 @@ impl Cluster {
                 self.oracle.history(partition, store.lineage().entries())?;
             }
         }
-        self.oracle.succeed(op, reply.version, records.as_deref())
+        self.oracle.succeed(op, reply.version.clone(), records.as_deref())?;
+        if records.is_some() {
+            return Ok(());
+        }
+        let demand = self.demand(op, reply.version.as_ref());
+        self.oracle.judge_copies_of(op, demand)?;
+        match (&self.oracle.op(op).what, reply.outcome) {
+            (What::Put(put), Outcome::Written(count)) if count == put.len() as u64 => Ok(()),
+            (What::Put(_), outcome) => broken("count", format!("#{op}, a put, is answered by {outcome:?}")),
+            (_, Outcome::Removed(count)) => self.oracle.removed(op, count),
+            (_, outcome) => broken("count", format!("#{op}, a delete, is answered by {outcome:?}")),
+        }
+    }
+
+    /// What an acknowledged write has to have.
+    fn demand(&self, op: usize, version: Option<&Version>) -> Demand {
+        let (place, partition) = (self.oracle.op(op).place, PartitionId::new(self.oracle.op(op).partition));
+        let (min_copies, expected_nodes) = (self.setup.config.min_copies, self.setup.config.expected_nodes);
+        let own = version.is_some_and(|version| version.epoch.primary == self.peer(place));
+        let status = self.status(place, partition).filter(|status| own && status.serving);
+        let here = status.map(|status| (status.owners.len(), self.spots[place].view.len()));
+        Demand { min_copies, expected_nodes, here }
     }
 
     pub(super) fn event(&mut self, place: usize, event: CacheEvent) -> Outcome1 {
@@ -115,9 +136,10 @@ impl Cluster {
             CacheEvent::Conflict { partition, loser } => self.oracle.conflict(partition.get(), loser),
             CacheEvent::Discarded { partition, owner, .. } => {
                 let at = (0..self.len()).find(|place| self.peer(*place) == owner);
-                let forgotten =
-                    at.and_then(|place| self.store(place, partition)?.0.purged_through().cloned());
-                self.oracle.discard(partition.get(), forgotten);
+                let of = self.setup.shards;
+                let node = at.and_then(|place| self.spots[place].nodes.get((partition.get() % of) as usize));
+                let store = node.and_then(|node| node.store(partition)).map(|(store, _)| store);
+                self.oracle.discard(partition.get(), store);
                 Ok(())
             }
             _ => Ok(()),
@@ -134,16 +156,21 @@ impl Cluster {
                 // a cluster that has become smaller has fewer copies to lose
                 self.budget = self.budget.min(status.wanted.len() / 2);
             }
+            if status.primary.as_ref().is_some_and(|primary| *primary != self.peer(place)) {
+                self.spots[place].knows.insert(number);
+            }
             if !status.serving {
                 self.spots[place].serves.remove(&number);
-                continue;
-            }
-            if !self.spots[place].serves.insert(number) {
                 continue;
             }
             let Some(epoch) = &status.epoch else {
                 return broken("epoch", format!("n{place} serves partition {partition} in no epoch"));
             };
+            // a primary that goes on serves in another epoch then
+            let before = self.spots[place].serves.insert(number, epoch.clone());
+            if before.as_ref() == Some(epoch) {
+                continue;
+            }
             let (me, spot) = (self.peer(place), &self.spots[place]);
             self.oracle.serves(number, epoch, (place, spot.life, spot.openings), &me)?;
             let also = (0..self.len()).find(|other| {
@@ -155,7 +182,22 @@ impl Cluster {
             let node = self.spots[place].nodes.get(shard);
             if let Some((store, _)) = node.and_then(|node| node.store(partition)) {
                 self.oracle.judge_copy(number, &format!("n{place}, which begins to serve,"), store)?;
+                self.oracle.begins(number, &format!("n{place}"), store)?;
+                let news = before.is_none() && store.applied().is_none();
+                self.check_birth(place, number, news)?;
             }
+        }
+        Ok(())
+    }
+
+    /// A partition of which nobody knew anything begins only among enough nodes.
+    fn check_birth(&self, place: usize, partition: u32, news: bool) -> Outcome1 {
+        let spot = &self.spots[place];
+        let born = news && !spot.knows.contains(&partition) && !self.gave_up.contains(&partition);
+        let (seen, expected) = (spot.most_seen, self.setup.config.expected_nodes.unwrap_or(0));
+        if born && seen * 2 <= expected {
+            let text = format!("n{place}, which has seen {seen} of {expected}, begins partition {partition}");
+            return broken("expected nodes", text);
         }
         Ok(())
     }

@@ -69,6 +69,8 @@ impl Cluster {
         spot.openings = 0;
         spot.draining = false;
         spot.settled = false;
+        spot.most_seen = 1;
+        spot.knows.clear();
         let life = spot.life;
         for other in 0..self.len() {
             if other != place && self.spots[other].running {
@@ -160,8 +162,11 @@ impl Cluster {
 
     pub(super) fn count_budget(&mut self) {
         // whole, and everybody has heard of it
-        let told = self.links.in_flight() == 0 && self.links_are_up();
-        if self.setup.kind == Kind::Whole && told && self.is_whole() {
+        if self.links.in_flight() > 0 || !self.links_are_up() || !self.is_whole() {
+            return;
+        }
+        self.oracle.settle();
+        if self.setup.kind == Kind::Whole {
             let owners = self.partitions().map(|partition| self.wanted(partition).len()).min();
             self.budget = owners.unwrap_or(0) / 2;
         }
@@ -179,6 +184,7 @@ impl Cluster {
         spot.serves.clear();
         spot.view.clear();
         let life = spot.life;
+        self.oracle.broke();
         let waiting = std::mem::take(&mut spot.waiting);
         waiting.into_values().for_each(|(op, _)| self.oracle.abandon(op));
         for other in (0..self.len()).filter(|other| *other != place) {
@@ -402,6 +408,7 @@ impl Cluster {
     /// The operator gives up what only dead nodes had.
     pub(in crate::testing::cache) fn accept_loss(&mut self, partition: PartitionId) -> Outcome1 {
         let shard = (partition.get() % self.setup.shards) as usize;
+        self.gave_up.insert(partition.get());
         for place in 0..self.len() {
             if self.is_open(place) {
                 self.input_of(place, shard, |node, now| node.accept_loss(partition, now))?;

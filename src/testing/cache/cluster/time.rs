@@ -159,6 +159,7 @@ impl Cluster {
             self.later(delay, Event::Connect(at, of));
         }
         self.note(|| format!("n{at} is told: {peer} down"));
+        self.oracle.broke();
         self.view_later(at, of, 0);
         self.input(at, |node, now| node.handle_peer_down(&peer, now))
     }
@@ -210,6 +211,7 @@ impl Cluster {
 
     pub(super) fn tell_view(&mut self, at: usize) -> Outcome1 {
         let view: Vec<Peer> = self.spots[at].view.iter().cloned().collect();
+        self.spots[at].most_seen = self.spots[at].most_seen.max(view.len());
         let settled = self.spots[at].settled;
         self.note(|| format!("n{at} view {view:?} settled {settled}"));
         self.input(at, |node, now| node.handle_view(&view, settled, now))
@@ -236,6 +238,7 @@ impl Cluster {
             self.oracle.history(partition.get(), header.lineage.entries())?;
         }
         if self.is_open(to) {
+            self.heard(to, &peer, &message);
             let forwarded = matches!(message, CacheMessage::Forward { .. });
             let offered = match &message {
                 CacheMessage::Replica {
@@ -256,6 +259,21 @@ impl Cluster {
             self.send(to, frame.shard, &peer, Lane::ALL[lane], &CacheMessage::NotOpen)?;
         }
         Ok(())
+    }
+
+    /// How far a copy is, as its primary hears.
+    fn heard(&mut self, at: usize, from: &Peer, message: &CacheMessage) {
+        let CacheMessage::Replica { partition, message, .. } = message else { return };
+        let (epoch, end) = match message {
+            ReplicaMessage::Ack { epoch, end, whole: true } => (epoch, end.as_ref()),
+            ReplicaMessage::Position { epoch, header, whole: true, follows: true, .. } => {
+                (epoch, header.applied.as_ref())
+            }
+            _ => return,
+        };
+        if let Some(end) = end.filter(|_| epoch.primary == self.peer(at)) {
+            self.oracle.acked(partition.get(), from, end);
+        }
     }
 
     pub(super) fn send(

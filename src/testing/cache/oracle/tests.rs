@@ -211,3 +211,189 @@ fn what_a_split_takes_is_reported() {
     bench.0.conflict(0, loser(2, version(1, "a", 1), version(2, "b", 1))).unwrap();
     assert_eq!(promise(bench.0.account(0, &other)), "unreported", "another key");
 }
+
+/// A copy of one epoch, made by these writes.
+fn copy_of(writes: &[Write]) -> Store {
+    let numbered = writes.iter().zip(1..).map(|(write, seq)| (write.clone(), version(1, "a", seq)));
+    store(&[(epoch(1, "a"), None)], &numbered.collect::<Vec<_>>())
+}
+
+fn deleted(bench: &mut Bench, key: i64, at: Version) {
+    let op = bench.begin(0, What::DeleteKeys(vec![key]), WriteMode::Sync);
+    bench.0.succeed(op, Some(at), None).unwrap();
+}
+
+#[test]
+fn a_delete_of_unknown_fate_excuses_nothing_that_comes_after_a_time_of_rest() {
+    let lost = |rest: bool| {
+        let mut bench = Bench::new(Kind::Whole);
+        let op = bench.begin(2, What::DeleteKeys(vec![1]), WriteMode::Sync);
+        bench.0.fail(op, &CacheError::Timeout { applied: Applied::Unknown }).unwrap();
+        if rest {
+            bench.0.settle();
+        }
+        bench.kept(1, WriteMode::Sync, version(1, "a", 2));
+        promise(bench.read(ReadMode::Primary, 1, &[]))
+    };
+    assert_eq!(lost(false), "kept", "it may still come");
+    assert_eq!(lost(true), "lost");
+
+    // a put of unknown fate that a delete came after is not seen again
+    let mut bench = Bench::new(Kind::Whole);
+    let (op, number) = bench.put(2, 1, WriteMode::Sync);
+    bench.0.abandon(op);
+    bench.0.settle();
+    deleted(&mut bench, 1, version(1, "a", 2));
+    assert_eq!(promise(bench.read(ReadMode::Primary, 1, &[number])), "resurrected");
+}
+
+#[test]
+fn an_absence_is_explained_by_a_delete_and_not_by_what_is_forgotten() {
+    let forgetful = || {
+        let mut copy = copy_of(&[Write::Put(record(2, 0)), Write::DeleteKeys(vec![1.into()])]);
+        copy.purge(Duration::from_secs(9), Duration::ZERO, &version(1, "a", 2), 10);
+        assert_eq!(copy.purged_through(), Some(&version(1, "a", 2)));
+        copy
+    };
+    let with = |key: i64, is_set: bool| {
+        let mut bench = Bench(Oracle::new(Kind::Wild, is_set, 1, 8));
+        bench.kept(key, WriteMode::Sync, version(1, "a", 1));
+        deleted(&mut bench, 1, version(1, "a", 2));
+        promise(bench.0.judge_copy(0, "n0", &forgetful()))
+    };
+    for is_set in [true, false] {
+        assert_eq!(with(2, is_set), "kept");
+        assert_eq!(with(3, is_set), "hole", "another key was deleted");
+    }
+
+    // a delete that was settled before the put began has not taken it
+    let (writes, at) = ([Write::Nothing, Write::Nothing], version(1, "a", 1));
+    for settled in [true, false] {
+        let mut bench = Bench::new(Kind::Wild);
+        let op = bench.begin(2, What::DeleteKeys(vec![1]), WriteMode::Sync);
+        bench.0.abandon(op);
+        if settled {
+            bench.0.settle();
+        }
+        bench.kept(1, WriteMode::Sync, at.clone());
+        let mut copy = copy_of(&writes);
+        copy.apply(&Write::DeleteKeys(vec![1.into()]), &version(1, "a", 3), Duration::ZERO).unwrap();
+        let expected = if settled { "hole" } else { "kept" };
+        assert_eq!(promise(bench.0.judge_copy(0, "n0", &copy)), expected);
+    }
+}
+
+#[test]
+fn a_write_is_the_record_that_was_put_by_it() {
+    for is_set in [true, false] {
+        let mut bench = Bench(Oracle::new(Kind::Wild, is_set, 1, 8));
+        let number = bench.kept(1, WriteMode::Sync, version(1, "a", 1));
+        let other = bench.put(1, 1, WriteMode::Sync).1;
+        assert_eq!(promise(bench.0.judge_copy(0, "n0", &copy_of(&[Write::Put(record(1, number))]))), "kept");
+        assert_eq!(promise(bench.0.judge_copy(0, "n0", &copy_of(&[Write::Put(record(1, other))]))), "hole");
+        assert_eq!(promise(bench.0.judge_copy(0, "n0", &copy_of(&[Write::Put(record(1, 9))]))), "invented");
+    }
+}
+
+#[test]
+fn a_copy_that_has_had_a_delete_holds_nothing_of_it() {
+    let put = |bench: &mut Bench| Write::Put(record(1, bench.kept(1, WriteMode::Sync, version(1, "a", 1))));
+    let mut bench = Bench::new(Kind::Wild);
+    let held = copy_of(&[put(&mut bench), Write::Nothing]);
+    deleted(&mut bench, 1, version(1, "a", 2));
+    assert_eq!(promise(bench.0.judge_copy(0, "n0", &held)), "hole");
+
+    let mut bench = Bench::new(Kind::Wild);
+    let held = copy_of(&[put(&mut bench), Write::Nothing]);
+    let op = bench.begin(0, What::DeleteMatch(class_of(0)), WriteMode::Sync);
+    bench.0.succeed(op, Some(version(1, "a", 2)), None).unwrap();
+    assert_eq!(promise(bench.0.judge_copy(0, "n0", &held)), "hole");
+}
+
+#[test]
+fn who_begins_to_serve_has_all_that_was_acknowledged() {
+    let empty = Store::new(&CacheConfig::default());
+    let mut bench = Bench::new(Kind::Whole);
+    assert_eq!(promise(bench.0.begins(0, "n1", &empty)), "kept");
+    let number = bench.kept(1, WriteMode::Async, version(1, "a", 1));
+    assert_eq!(promise(bench.0.begins(0, "n1", &empty)), "lost");
+    assert_eq!(promise(bench.0.begins(0, "n1", &copy_of(&[Write::Put(record(1, number))]))), "kept");
+    bench.0.crash();
+    assert_eq!(
+        promise(bench.0.begins(0, "n1", &empty)),
+        "kept",
+        "of an Async write nothing more is promised"
+    );
+}
+
+#[test]
+fn an_acknowledged_sync_write_has_as_many_copies_as_were_asked_for() {
+    let b = epoch(1, "b").primary;
+    let written = |mode: WriteMode, acked: Option<u64>, demand: Demand| {
+        let mut bench = Bench::new(Kind::Wild);
+        if let Some(seq) = acked {
+            bench.0.acked(0, &b, &version(1, "a", seq));
+        }
+        let (op, _) = bench.put(0, 1, mode);
+        bench.0.succeed(op, Some(version(1, "a", 5)), None).unwrap();
+        promise(bench.0.judge_copies_of(op, demand))
+    };
+    let (sync, two) = (WriteMode::Sync, Demand { min_copies: 2, expected_nodes: None, here: None });
+    assert_eq!(written(sync, Some(5), two), "kept");
+    assert_eq!(written(sync, Some(4), two), "copies", "the other one had not had it");
+    assert_eq!(written(sync, None, two), "copies");
+    assert_eq!(written(WriteMode::Async, None, two), "kept");
+    let majority = |owners| Demand { min_copies: 1, expected_nodes: None, here: Some((owners, 9)) };
+    assert_eq!(written(sync, None, majority(1)), "kept");
+    assert_eq!(written(sync, None, majority(3)), "copies");
+    let among = |nodes| Demand { min_copies: 1, expected_nodes: Some(5), here: Some((1, nodes)) };
+    assert_eq!(written(sync, None, among(3)), "kept");
+    assert_eq!(written(sync, None, among(2)), "expected nodes");
+}
+
+#[test]
+fn a_delete_counts_what_goes() {
+    let count = |is_set: bool, class: bool, broke: bool, count: u64| {
+        let mut bench = Bench(Oracle::new(Kind::Whole, is_set, 1, 8));
+        bench.kept(1, WriteMode::Sync, version(1, "a", 1));
+        bench.kept(1, WriteMode::Sync, version(1, "a", 2));
+        bench.put(3, 1, WriteMode::Sync);
+        bench.kept(2, WriteMode::Sync, version(1, "a", 3));
+        let what = if class { What::DeleteMatch(class_of(0)) } else { What::DeleteKeys(vec![1]) };
+        let op = bench.begin(0, what, WriteMode::Sync);
+        if broke {
+            bench.0.broke();
+        }
+        bench.0.succeed(op, Some(version(1, "a", 4)), None).unwrap();
+        promise(bench.0.removed(op, count))
+    };
+    let all = |is_set, class| [0, 1, 2, 3, 4].map(|n| count(is_set, class, false, n) == "kept");
+    assert_eq!(all(true, false), [false, true, false, false, false]);
+    assert_eq!(all(false, false), [false, false, true, true, false], "one is under way");
+    assert_eq!(all(true, true), [false, true, false, false, false], "one of the class was replaced");
+    assert_eq!(all(false, true), [false, false, true, false, false]);
+    assert_eq!(count(true, false, true, 0), "kept", "it may have been carried out twice");
+}
+
+#[test]
+fn a_copy_that_was_discarded_excuses_only_what_it_held() {
+    let other = store(&[(epoch(2, "b"), None)], &[(Write::Put(record(9, 0)), version(2, "b", 1))]);
+    let discarded = copy_of(&[Write::Put(record(1, 1))]);
+    let mut bench = Bench::new(Kind::Split);
+    bench.kept(9, WriteMode::Sync, version(2, "b", 1));
+    let write = |bench: &mut Bench, key: i64, at: Version| {
+        let (op, _) = bench.put(1, key, WriteMode::Sync);
+        bench.0.succeed(op, Some(at), None).unwrap();
+    };
+    write(&mut bench, 1, version(1, "a", 1));
+    assert_eq!(promise(bench.read(ReadMode::Local, 1, &[])), "session");
+    bench.0.discard(0, Some(&discarded));
+    assert_eq!(promise(bench.read(ReadMode::Local, 1, &[])), "kept", "it may have gone with the copy");
+    assert_eq!(promise(bench.0.account(0, &other)), "unreported", "and was not reported");
+    let lower =
+        |at: Version| Loser { key: Some(1.into()), record: None, version: at, by: version(1, "0", 9) };
+    assert_eq!(promise(bench.0.conflict(0, lower(version(1, "a", 1)))), "kept");
+    assert_eq!(promise(bench.0.conflict(0, lower(version(1, "a", 2)))), "conflict", "it did not hold that");
+    write(&mut bench, 2, version(2, "b", 2));
+    assert_eq!(promise(bench.read(ReadMode::Local, 2, &[])), "session", "the other side's own");
+}
