@@ -313,12 +313,16 @@ impl Oracle {
         if self.contains(partition, store, version, about) || self.is_reported(op, key, version) {
             return true;
         }
-        // a delete that was forgotten in a copy before that was discarded is not reported by itself
+        // what was deleted, and that forgotten, in a copy before it was discarded is not reported by itself
         let forgotten = self.discarded.get(&partition).into_iter().flatten();
         let mut forgotten = forgotten.filter_map(|copy| copy.forgotten.as_ref());
-        if matches!(op.what, What::DeleteKeys(_))
-            && forgotten.any(|p| self.knows(partition, p, version, about))
-        {
+        let deleted = match &op.what {
+            What::Put(put) => {
+                put.iter().any(|(of, number)| *of == key && self.is_deleted_since(op, key, *number, version))
+            }
+            _ => matches!(op.what, What::DeleteKeys(_)),
+        };
+        if deleted && forgotten.any(|p| self.knows(partition, p, version, about)) {
             return true;
         }
         let term = Term::from(key);
