@@ -358,7 +358,7 @@ impl Oracle {
     }
 
     /// Whether a later delete of this key says what the one of `version` said: then nothing of it is lost, and in a
-    /// merge it does not count as a loser.
+    /// merge it does not count as a loser. (If the later one is lost in the next merge, that one is reported.)
     fn is_deleted_after(
         &self,
         delete: &Op,
@@ -368,14 +368,15 @@ impl Oracle {
         has: Option<&Version>,
     ) -> bool {
         let (partition, about) = (delete.partition, self.about(delete, key));
-        let remains = |at: &Version| {
+        let remains = |other: &Op, at: &Version| {
             at > version
                 && (self.contains(partition, store, at, about)
-                    || has.is_some_and(|has| self.knows(partition, has, at, about)))
+                    || has.is_some_and(|has| self.knows(partition, has, at, about))
+                    || self.is_reported(other, key, at))
         };
         self.writes[partition as usize].iter().map(|id| &self.ops[*id]).any(|other| match other.what {
-            What::DeleteKeys(_) => versions_of(other).any(|(of, at)| of == key && remains(&at)),
-            What::DeleteAll => other.version.as_ref().is_some_and(remains),
+            What::DeleteKeys(_) => versions_of(other).any(|(of, at)| of == key && remains(other, &at)),
+            What::DeleteAll => other.version.as_ref().is_some_and(|at| remains(other, at)),
             What::Put(_) | What::DeleteMatch(_) | What::Get(_) | What::ReadAll => false,
         })
     }
