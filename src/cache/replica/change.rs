@@ -67,6 +67,8 @@ impl Replica {
             let settled = all_ready && self.wanted.contains(ctx.me) && owners.iter().all(ready);
             self.changed |= settled;
             leading.settled = settled;
+            // nothing stands still: what an operator accepts is not kept for the next time
+            leading.accept_loss = false;
             self.stalled = None;
             return false;
         }
@@ -77,14 +79,18 @@ impl Replica {
             owners.iter().filter(|peer| dead(peer) || (live(peer) && agree(peer))).count(),
             quorum(owners.len()),
         );
-        if got < need && !leading.accept_loss {
+        let forced = got < need;
+        if forced {
             let living = owners.iter().filter(|peer| dead(peer) || live(peer)).count();
-            if living < need {
-                self.stall(living, need);
+            if living >= need {
+                return false;
             }
-            return false;
+            if !leading.accept_loss {
+                self.stall(living, need);
+                return false;
+            }
         }
-        let before = if leading.accept_loss { Vec::new() } else { vec![owners.clone()] };
+        let before = if forced { Vec::new() } else { vec![owners.clone()] };
         self.stalled = None;
         self.begin_next(target, before);
         true

@@ -11,6 +11,7 @@ use crate::types::{Incarnation, NodeId};
 
 mod fencing;
 mod late;
+mod loss;
 
 /// The same numbers for the same seed.
 struct Dice(u64);
