@@ -291,14 +291,11 @@ async fn after_the_end_every_operation_says_stopped() {
     assert_eq!(cache.delete_all().await.unwrap_err(), stopped);
     assert_eq!(cache.scan(Partition::All, 0, |n, _| n + 1).unwrap_err(), stopped);
     assert_eq!(cache.accept_loss(PartitionId::new(0)).unwrap_err(), stopped);
-    match cache.put_batch([record!["k"]]).await.unwrap_err() {
-        CacheError::Batch { applied: 0, failed, .. } => assert_eq!(failed[0].1, stopped),
-        other => panic!("{other}"),
-    }
+    assert_eq!(cache.put_batch([record!["k"]]).await.unwrap_err(), stopped);
     assert_eq!(nodes[0].cache(config()).await.unwrap_err(), stopped);
     let not_ready = cache.until_ready(PATIENCE).await.unwrap_err();
     assert!(not_ready.closed && !not_ready.is_retryable());
-    assert!(cache.drain(Duration::from_secs(1)).await.is_ok());
+    assert!(cache.drain(Duration::from_secs(1)).await.unwrap_err().stopped);
     while events.recv().await.is_some() {}
     assert_eq!(cache.events().recv().await, None);
     cache.on_conflict(|_, _| {});

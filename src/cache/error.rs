@@ -187,7 +187,9 @@ pub enum CacheError {
     /// The history that is served now went on without this write of the session. It was lost with its primary; or it was
     /// made on the side of a split that gave way: then it was taken over in the merge, or reported as a loser. Look
     /// whether it is there, and [`forget`](crate::cache::Session::forget) it.
-    #[error("partition {partition} went on without the session's write {version}: it is lost, or a merge has taken it over or reported it")]
+    #[error(
+        "partition {partition} went on without the session's write {version}: it is lost, or a merge has taken it over or reported it"
+    )]
     WriteLost {
         /// The partition.
         partition: PartitionId,

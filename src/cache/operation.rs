@@ -74,8 +74,9 @@ pub struct Options {
     pub write_mode: WriteMode,
     /// Who answers a read; writes do not look at it.
     pub read_mode: ReadMode,
-    /// The write that the answer has to know of: the session's last of this partition.
-    pub at_least: Option<Version>,
+    /// The writes that the answer has to know of: the session's last of this partition, or its last of each side of a
+    /// split.
+    pub at_least: Vec<Version>,
     /// When the operation is given up, since the node's start.
     pub deadline: Duration,
 }
@@ -86,7 +87,7 @@ impl Options {
         Self {
             write_mode: config.write_mode,
             read_mode: config.read_mode,
-            at_least: None,
+            at_least: Vec::new(),
             deadline: now.saturating_add(config.operation_timeout),
         }
     }

@@ -324,6 +324,7 @@ impl CacheNode {
         let partition = pending.partition;
         let operation = pending.operation.clone();
         let options = pending.forwarded(now, again);
+        pending.patience = now.saturating_add(Duration::from_millis(options.patience_ms.into()));
         let epoch = match hint {
             Some((peer, epoch)) if peer == to => epoch,
             _ => self.known_epoch(partition, &to),
@@ -351,9 +352,7 @@ impl CacheNode {
                 self.pause(id, CacheError::NotActive { partition }, now);
                 return;
             }
-            let coverage =
-                pending.options.at_least.as_ref().map(|write| (self.covers(replica, write), write));
-            match coverage {
+            match self.covers(replica, &pending.options.at_least) {
                 None | Some((Coverage::Yes, _)) => {
                     let result = read_copy(replica, read);
                     self.finish(id, result);
@@ -416,7 +415,7 @@ impl CacheNode {
         let follow = pending.hint.is_some() && named > pending.followed;
         pending.followed = pending.followed.take().max(named);
         let partition = pending.partition;
-        let why = match (&error, &pending.options.at_least) {
+        let why = match (&error, pending.options.at_least.last()) {
             // the one that serves does not know of the write: as for a primary of this node
             (CacheError::StaleEpoch { .. }, Some(version)) => {
                 CacheError::WriteLost { partition, version: version.clone() }
@@ -524,12 +523,15 @@ impl CacheNode {
         }
     }
 
-    /// Whether a write that too few owners have confirmed is made again: there is time left, and twice does no harm.
+    /// Whether a write that too few owners have confirmed is made again: its primary was replaced, there is time left, and
+    /// twice does no harm. Owners that are only slow would be slower still.
     fn may_repeat(&self, id: u64, error: &CacheError, now: Duration) -> bool {
         let Some(pending) = self.pending.get(id) else { return false };
         let strong = [pending.options.write_mode, self.config.write_mode].contains(&WriteMode::Strong);
+        let expired = matches!(pending.state, State::Sent { .. }) && pending.patience <= now;
         matches!(error, CacheError::NotEnoughAcks { .. })
             && !strong
+            && !expired
             && now < pending.options.deadline
             && pending.operation.is_idempotent(&self.config)
     }

@@ -26,7 +26,7 @@ pub(crate) fn samples() -> Vec<CacheMessage> {
     let options = ForwardOptions {
         write_mode: WriteMode::Sync,
         read_mode: ReadMode::Local,
-        at_least: Some(version.clone()),
+        at_least: vec![version.clone()],
         patience_ms: 4500,
         again: true,
     };
@@ -156,7 +156,7 @@ fn what_has_no_encoding_leaves_the_buffer_as_it_was() {
         options: ForwardOptions {
             write_mode: WriteMode::Sync,
             read_mode: ReadMode::Local,
-            at_least: None,
+            at_least: Vec::new(),
             patience_ms: 1,
             again: false,
         },

@@ -126,7 +126,7 @@ pub struct ForwardOptions {
     /// Who may answer a read.
     pub read_mode: ReadMode,
     /// What the copy that is read has to know of.
-    pub at_least: Option<Version>,
+    pub at_least: Vec<Version>,
     /// How long the caller still waits, in milliseconds.
     pub patience_ms: u32,
     /// It was sent before, and whether it arrived is not known.

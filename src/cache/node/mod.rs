@@ -218,16 +218,25 @@ impl CacheNode {
             ReadMode::Local => replica.serving().is_some() || replica.is_active(),
             ReadMode::Quorum => false,
         };
-        let coverage = options.at_least.as_ref().map_or(Coverage::Yes, |write| self.covers(replica, write));
-        match coverage {
-            Coverage::Yes if may && !self.closed => Some(read_copy(replica, read)),
-            Coverage::Yes | Coverage::NotYet | Coverage::Lost => None,
+        match self.covers(replica, &options.at_least) {
+            None | Some((Coverage::Yes, _)) if may && !self.closed => Some(read_copy(replica, read)),
+            None | Some(_) => None,
         }
     }
 
-    /// Whether a copy of this node knows of a write.
-    fn covers(&self, replica: &Replica, write: &Version) -> Coverage {
-        if self.rules.breaks(Mutation::TokenIgnored) { Coverage::Yes } else { replica.covers(write) }
+    /// Whether a copy of this node knows of all of these writes, and of which not. `None` if nothing is asked for.
+    fn covers<'a>(&self, replica: &Replica, writes: &'a [Version]) -> Option<(Coverage, &'a Version)> {
+        let ignored = self.rules.breaks(Mutation::TokenIgnored);
+        let of = |write: &'a Version| match ignored {
+            true => (Coverage::Yes, write),
+            false => (replica.covers(write), write),
+        };
+        let rank = |coverage: &Coverage| match coverage {
+            Coverage::Lost => 0,
+            Coverage::NotYet => 1,
+            Coverage::Yes => 2,
+        };
+        writes.iter().map(of).min_by_key(|(coverage, _)| rank(coverage))
     }
 
     fn place(&self, partition: PartitionId) -> Option<usize> {

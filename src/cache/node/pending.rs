@@ -69,6 +69,8 @@ pub(super) struct Pending {
     pub(super) unsure: bool,
     /// It may have been carried out twice: its counts are of the second time.
     pub(super) repeated: bool,
+    /// Until when the node that it was sent to tries, at the latest: an answer that comes later may be of its deadline.
+    pub(super) patience: Duration,
     /// Why it waits.
     pub(super) last: Option<CacheError>,
     wake: Duration,
@@ -88,6 +90,7 @@ impl Pending {
             followed: None,
             doubt: None,
             unconfirmed: None,
+            patience: Duration::ZERO,
             unsure: false,
             repeated: false,
             last: None,

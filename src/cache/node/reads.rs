@@ -9,7 +9,6 @@ use crate::cache::error::CacheError;
 use crate::cache::operation::{Operation, Reply};
 use crate::cache::partition::PartitionId;
 use crate::cache::replica::{Coverage, Mutation};
-use crate::cache::version::Version;
 use crate::transport::Lane;
 use crate::types::Peer;
 
@@ -23,17 +22,18 @@ impl CacheNode {
     pub(super) fn attempt_local(&mut self, id: u64, now: Duration) {
         let Some(pending) = self.pending.get(id) else { return };
         let Some(replica) = self.replica(pending.partition) else { return };
-        let covered = |write: &Version| matches!(self.covers(replica, write), Coverage::Yes);
+        let covered =
+            matches!(self.covers(replica, &pending.options.at_least), None | Some((Coverage::Yes, _)));
         if let Operation::Read(read) = &pending.operation
             && (replica.is_active() || replica.serving().is_some())
-            && pending.options.at_least.as_ref().is_none_or(covered)
+            && covered
         {
             let result = read_copy(replica, read);
             self.finish(id, result);
             return;
         }
         // another owner once; a session's write is surely at the primary, and after a refusal so is the answer
-        let near = match pending.attempts == 1 && pending.options.at_least.is_none() {
+        let near = match pending.attempts == 1 && pending.options.at_least.is_empty() {
             true => self.nearest(replica),
             false => None,
         };
@@ -116,7 +116,7 @@ impl CacheNode {
             self.pending.change_quorum(id, |quorum| quorum.ask(&owner));
             if owner == self.me {
                 let Operation::Read(read) = &operation else { continue };
-                if let Some(copy) = self.own_copy(partition, read, options.at_least.as_ref()) {
+                if let Some(copy) = self.own_copy(partition, read, &options.at_least) {
                     self.pending.change_quorum(id, |quorum| {
                         quorum.hear(&owner, copy);
                     });
@@ -132,7 +132,7 @@ impl CacheNode {
 
     fn decided(&mut self, id: u64, reply: Reply, covers: Option<bool>, now: Duration) {
         let Some(pending) = self.pending.get_mut(id) else { return };
-        let version = pending.options.at_least.clone();
+        let version = pending.options.at_least.last().cloned();
         match (version, covers) {
             (Some(version), Some(false)) => {
                 let partition = pending.partition;

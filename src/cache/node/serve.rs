@@ -52,7 +52,7 @@ impl CacheNode {
         match operation {
             // a strong cache has one who knows everything
             Operation::Read(read) if options.read_mode == ReadMode::Quorum && !self.is_strong() => {
-                self.show_copy(from, request, partition, &read, options.at_least.as_ref());
+                self.show_copy(from, request, partition, &read, &options.at_least);
             }
             Operation::Read(read) => {
                 let result = self.read_for(partition, &read, &options, epoch.as_ref(), now);
@@ -115,7 +115,7 @@ impl CacheNode {
                 return Err(CacheError::NotActive { partition });
             }
         }
-        match options.at_least.as_ref().map(|write| (self.covers(replica, write), write)) {
+        match self.covers(replica, &options.at_least) {
             None | Some((Coverage::Yes, _)) => read_copy(replica, read),
             Some((Coverage::Lost, write)) if serving.is_ok() => {
                 Err(CacheError::WriteLost { partition, version: write.clone() })
@@ -196,7 +196,7 @@ impl CacheNode {
         request: u64,
         partition: PartitionId,
         read: &ReadOp,
-        at_least: Option<&Version>,
+        at_least: &[Version],
     ) {
         let Some(copy) = self.own_copy(partition, read, at_least) else { return };
         if self.peers.can_answer(to) {
@@ -212,7 +212,7 @@ impl CacheNode {
         &self,
         partition: PartitionId,
         read: &ReadOp,
-        at_least: Option<&Version>,
+        at_least: &[Version],
     ) -> Option<Copy> {
         let replica = self.replica(partition)?;
         let known = replica.config();
@@ -220,10 +220,10 @@ impl CacheNode {
             true => read_copy(replica, read),
             false => Err(CacheError::NotActive { partition }),
         };
-        let covers = match at_least.map(|write| self.covers(replica, write)) {
-            None | Some(Coverage::Yes) => Some(true),
-            Some(Coverage::Lost) => Some(false),
-            Some(Coverage::NotYet) => None,
+        let covers = match self.covers(replica, at_least) {
+            None | Some((Coverage::Yes, _)) => Some(true),
+            Some((Coverage::Lost, _)) => Some(false),
+            Some((Coverage::NotYet, _)) => None,
         };
         Some(Copy {
             epoch: known.map(|known| known.epoch.clone()),

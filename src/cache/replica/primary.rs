@@ -548,7 +548,7 @@ fn need(config: &Config, ctx: Context<'_>) -> usize {
 }
 
 /// Whether more than half of the nodes that are expected are here.
-fn enough_nodes(ctx: Context<'_>) -> Result<(), CacheError> {
+pub(super) fn enough_nodes(ctx: Context<'_>) -> Result<(), CacheError> {
     let (got, expected) = (ctx.members.live.len(), ctx.config.expected_nodes.unwrap_or(0));
     if got * 2 <= expected && expected > 0 && !ctx.rules.breaks(Mutation::ExpectedIgnored) {
         return Err(CacheError::NoQuorum { got, need: expected / 2 + 1 });

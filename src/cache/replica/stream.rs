@@ -16,6 +16,7 @@ use super::history::is_prefix;
 use super::log::Log;
 use super::merge::Merging;
 use super::message::ReplicaMessage;
+use super::primary::enough_nodes;
 use super::snapshot::Sending;
 use super::{Context, Mutation, Replica, Role};
 use crate::cache::store::{SnapshotHeader, Write};
@@ -327,7 +328,8 @@ impl Replica {
     pub(super) fn all_have(&self, ctx: Context<'_>) -> Option<Version> {
         let Role::Leading(leading) = &self.role else { return None };
         let busy = leading.streams.values().any(|stream| stream.snapshot.is_some());
-        if !leading.effective || busy || !leading.merges.is_empty() {
+        // a side that may accept no writes must not become the one that the others are behind
+        if !leading.effective || busy || !leading.merges.is_empty() || enough_nodes(ctx).is_err() {
             return None;
         }
         let mut all = self.store.applied()?.clone();

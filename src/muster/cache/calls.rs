@@ -40,13 +40,16 @@ impl Cache {
     pub(super) fn options(&self) -> Result<Options, CacheError> {
         let (write_mode, read_mode, timeout) = self.options.resolve(self.config())?;
         let deadline = self.driver.now().saturating_add(timeout);
-        Ok(Options { write_mode, read_mode, at_least: None, deadline })
+        Ok(Options { write_mode, read_mode, at_least: Vec::new(), deadline })
     }
 
-    /// A read of a session knows of the session's last write to its partition.
+    /// A read of a session knows of the session's last writes to its partition.
     fn on(&self, partition: PartitionId, operation: &Operation, options: &Options) -> Options {
         let session = self.session.as_ref().filter(|_| matches!(operation, Operation::Read(_)));
-        Options { at_least: session.and_then(|session| session.get(partition)), ..options.clone() }
+        Options {
+            at_least: session.map(|session| session.get(partition)).unwrap_or_default(),
+            ..options.clone()
+        }
     }
 
     /// One operation on one partition.
@@ -67,16 +70,16 @@ impl Cache {
             Operation::Read(read) => {
                 if let Some(answer) = self.hosted.try_read(partition, read, &options) {
                     self.hosted.stats.reads_at_once.add(1);
+                    self.remember(partition, &options.at_least, false, &answer);
                     return answer;
                 }
                 false
             }
             Operation::Write(_) => true,
         };
+        let asked = options.at_least.clone();
         let answer = self.hosted.begin(&self.driver, partition, operation, options).answer().await;
-        if is_write {
-            self.remember(partition, &answer);
-        }
+        self.remember(partition, &asked, is_write, &answer);
         answer
     }
 
@@ -105,16 +108,15 @@ impl Cache {
             let mut places = Vec::new();
             let window = operations.by_ref().take(at_once).map(|(partition, operation)| {
                 self.hosted.stats.began(&operation);
-                places.push((partition, matches!(operation, Operation::Write(_))));
                 let options = self.on(partition, &operation, &options);
+                let is_write = matches!(operation, Operation::Write(_));
+                places.push((partition, is_write, options.at_least.clone()));
                 (partition, operation, options)
             });
             let begun = self.hosted.begin_all(&self.driver, window);
-            for ((partition, is_write), begun) in places.into_iter().zip(begun) {
+            for ((partition, is_write, asked), begun) in places.into_iter().zip(begun) {
                 let answer = begun.answer().await;
-                if is_write {
-                    self.remember(partition, &answer);
-                }
+                self.remember(partition, &asked, is_write, &answer);
                 self.hosted.stats.ended(&answer);
                 said.push((partition, answer));
             }
@@ -140,9 +142,14 @@ impl Cache {
         sort_out(self.call_all(operations.collect()).await)
     }
 
-    fn remember(&self, partition: PartitionId, answer: &Answer) {
-        let (Some(session), Some(version)) = (&self.session, written(answer)) else { return };
-        session.remember(partition, version);
+    /// What the session knows by this answer.
+    fn remember(&self, partition: PartitionId, asked: &[Version], is_write: bool, answer: &Answer) {
+        let Some(session) = &self.session else { return };
+        if let Some(version) = written(answer).filter(|_| is_write) {
+            session.remember(partition, version);
+        } else if answer.is_ok() && !is_write {
+            session.seen_together(partition, asked);
+        }
     }
 
     pub(super) fn pattern<P>(&self, pattern: P) -> Result<RecordPattern, CacheError>

@@ -8,7 +8,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{Cache, CallOptions, Partition, Session};
-use crate::cache::{CacheError, Operation, Pattern, ReadOp, Record, Term, TermError, from_term, to_term};
+use crate::cache::{
+    CacheError, Operation, Pattern, PatternError, ReadOp, Record, Term, TermError, from_term, to_term,
+};
 use crate::config::ConfigError;
 
 /// Values by key, with types of your own that serde can write and read.
@@ -41,6 +43,14 @@ pub struct KeyValue<K, V> {
     cache: Cache,
     namespace: Arc<str>,
     types: PhantomData<fn(K) -> V>,
+}
+
+/// A cache that has records of other lengths only has no pairs yet.
+fn unless_strangers<T: Default>(result: Result<T, CacheError>) -> Result<T, CacheError> {
+    match result {
+        Err(CacheError::Pattern(PatternError::Arity { .. })) => Ok(T::default()),
+        result => result,
+    }
 }
 
 impl<K, V> Clone for KeyValue<K, V> {
@@ -249,7 +259,7 @@ where
     /// # Errors
     /// Those of [`Cache::delete_match`].
     pub async fn clear(&self) -> Result<u64, CacheError> {
-        self.cache.delete_match(Partition::All, self.pattern()).await
+        unless_strangers(self.cache.delete_match(Partition::All, self.pattern()).await)
     }
 
     /// All pairs of this namespace, asked of every partition.
@@ -258,7 +268,7 @@ where
     /// Those of [`Cache::get_by_match_object`], and [`CacheError::Term`] for a key that is no `K` or a value that is no
     /// `V`.
     pub async fn entries(&self) -> Result<Vec<(K, V)>, CacheError> {
-        let records = self.cache.get_by_match_object(Partition::All, self.pattern()).await?;
+        let records = unless_strangers(self.cache.get_by_match_object(Partition::All, self.pattern()).await)?;
         let pair = |record: &Record| {
             let key = record.get(0).and_then(Term::items).and_then(|items| items.get(1));
             let none = || TermError::Custom("the record has no key".into());

@@ -10,22 +10,44 @@ use parking_lot::Mutex;
 use super::{Cache, CallOptions, SessionToken};
 use crate::cache::{CacheError, PartitionId, Version};
 
-/// The last write of a session to each partition that it has written to.
+/// The last writes of a session to each partition that it has written to, one of each epoch: the epochs of two sides of a
+/// split may not know of each other, and the higher one need not be the one that stays.
 #[derive(Debug, Default)]
-pub(super) struct Remembered(Mutex<BTreeMap<PartitionId, Version>>);
+pub(super) struct Remembered(Mutex<BTreeMap<PartitionId, Vec<Version>>>);
 
 impl Remembered {
-    pub(super) fn get(&self, partition: PartitionId) -> Option<Version> {
-        self.0.lock().get(&partition).cloned()
+    /// So many epochs are remembered of one partition; of more, the lowest is forgotten.
+    pub(super) const EPOCHS: usize = 4;
+
+    pub(super) fn get(&self, partition: PartitionId) -> Vec<Version> {
+        self.0.lock().get(&partition).cloned().unwrap_or_default()
     }
 
-    /// The highest stays: writes that were under way together may be answered in any order.
+    /// In one epoch the highest stays: writes that were under way together may be answered in any order.
     pub(super) fn remember(&self, partition: PartitionId, version: &Version) {
-        let mut versions = self.0.lock();
-        match versions.get_mut(&partition) {
-            Some(last) if *last >= *version => {}
-            Some(last) => last.clone_from(version),
-            None => drop(versions.insert(partition, version.clone())),
+        let mut all = self.0.lock();
+        let versions = all.entry(partition).or_default();
+        match versions.binary_search_by(|known| known.epoch.cmp(&version.epoch)) {
+            Ok(place) => {
+                if let Some(last) = versions.get_mut(place).filter(|last| **last < *version) {
+                    last.clone_from(version);
+                }
+            }
+            Err(place) => versions.insert(place, version.clone()),
+        }
+        if versions.len() > Self::EPOCHS {
+            versions.remove(0);
+        }
+    }
+
+    /// One copy knew of all of these: then the last of them is in a history with the others, and stands for them.
+    pub(super) fn seen_together(&self, partition: PartitionId, seen: &[Version]) {
+        if seen.len() < 2 {
+            return;
+        }
+        let mut all = self.0.lock();
+        if let Some(versions) = all.get_mut(&partition).filter(|versions| **versions == *seen) {
+            versions.drain(..versions.len() - 1);
         }
     }
 }
@@ -36,8 +58,8 @@ impl Remembered {
 /// it is answered only by a copy that has that write, the primary's if need be, in every read mode. Writes of others
 /// are seen as without a session. Cloning gives the same session; it may be used by many tasks.
 ///
-/// It remembers one write for each partition that it has written to, the last, and so at most as many as the cache has
-/// partitions. It forgets none by itself, not even one that all owners have: a node that was cut off before may still
+/// It remembers the last write to each partition that it has written to: one, until the next read one for each of the
+/// epochs in which it wrote, at most four. It forgets none by itself, not even one that all owners have: a node that was cut off before may still
 /// have an older copy and take itself for an owner, and the session is what tells it that it is behind.
 ///
 /// [`Session::token`] carries it to another node: the next request of the same user reads its own writes there, too.
@@ -133,14 +155,47 @@ impl Session {
         self.cache
     }
 
+    /// Ends the session, on this handle. The cache stays open: [`Cache::close`] is the cache's own.
+    pub fn close(self) {}
+
     /// Forgets what was written to a partition: after [`CacheError::WriteLost`], when the user has been told.
     pub fn forget(&self, partition: PartitionId) {
         let forgotten = self.remembered.0.lock().remove(&partition);
         drop(forgotten);
     }
 
-    /// The last write to a partition that the session remembers.
+    /// The last write to a partition that the session remembers, by its version.
     pub fn last_write(&self, partition: PartitionId) -> Option<Version> {
-        self.remembered.get(partition)
+        self.remembered.get(partition).pop()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::Epoch;
+    use crate::types::{Incarnation, NodeId, Peer};
+
+    fn version(counter: u64, node: &str, seq: u64) -> Version {
+        Version::new(Epoch::new(counter, Peer::new(NodeId::new(node).unwrap(), Incarnation::MIN)), seq)
+    }
+
+    #[test]
+    fn one_write_of_each_epoch_is_remembered_until_a_copy_has_all() {
+        let (all, partition) = (Remembered::default(), PartitionId::new(3));
+        for write in [version(7, "b", 5), version(6, "a", 100), version(7, "b", 4), version(6, "a", 101)] {
+            all.remember(partition, &write);
+        }
+        let both = [version(6, "a", 101), version(7, "b", 5)];
+        assert_eq!(all.get(partition), both);
+        all.remember(partition, &version(7, "b", 6));
+        all.seen_together(partition, &both);
+        assert_eq!(all.get(partition).len(), 2, "it has written since that read began");
+        all.seen_together(partition, &[version(6, "a", 101), version(7, "b", 6)]);
+        assert_eq!(all.get(partition), [version(7, "b", 6)]);
+        (8..20).for_each(|counter| all.remember(partition, &version(counter, "a", 1)));
+        assert_eq!(all.get(partition).len(), Remembered::EPOCHS);
+        assert_eq!(all.get(partition).pop(), Some(version(19, "a", 1)));
+        assert_eq!(all.get(PartitionId::new(4)), []);
     }
 }

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::session::Remembered;
 use crate::cache::{CacheError, Epoch, PartitionId, Version};
 use crate::types::Peer;
 
@@ -29,7 +30,7 @@ const MAX_PARTITIONS: usize = 65_536;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionToken {
     cache: String,
-    versions: BTreeMap<PartitionId, Version>,
+    versions: BTreeMap<PartitionId, Vec<Version>>,
 }
 
 /// What is written after the form: peers once, each with the lowest counter of its epochs, for these begin from the
@@ -54,7 +55,7 @@ fn refused(reason: &str) -> CacheError {
 }
 
 impl SessionToken {
-    pub(super) fn new(cache: &str, versions: BTreeMap<PartitionId, Version>) -> Self {
+    pub(super) fn new(cache: &str, versions: BTreeMap<PartitionId, Vec<Version>>) -> Self {
         Self { cache: cache.into(), versions }
     }
 
@@ -63,15 +64,15 @@ impl SessionToken {
         &self.cache
     }
 
-    /// The last write to each partition.
-    pub fn versions(&self) -> &BTreeMap<PartitionId, Version> {
+    /// The last writes to each partition, rising, one of each epoch.
+    pub fn versions(&self) -> &BTreeMap<PartitionId, Vec<Version>> {
         &self.versions
     }
 
     /// As bytes, for those who carry bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut lowest: BTreeMap<&Peer, u64> = BTreeMap::new();
-        for Version { epoch, .. } in self.versions.values() {
+        for Version { epoch, .. } in self.versions.values().flatten() {
             let counter = lowest.entry(&epoch.primary).or_insert(epoch.counter);
             *counter = epoch.counter.min(*counter);
         }
@@ -83,7 +84,11 @@ impl SessionToken {
             let above = counter - peers.get(place).map_or(0, |(_, lowest)| *lowest);
             Write { partition: *partition, above, primary: place as u32, seq: version.seq }
         };
-        let writes = self.versions.iter().map(write).collect();
+        let all = self
+            .versions
+            .iter()
+            .flat_map(|(partition, versions)| versions.iter().map(move |v| (partition, v)));
+        let writes = all.map(write).collect();
         let body = Body { cache: self.cache.clone(), peers, writes };
         // text and numbers always have an encoding
         postcard::to_extend(&body, vec![FORM]).unwrap_or_default()
@@ -107,18 +112,24 @@ impl SessionToken {
         let Ok((Body { cache, peers, writes }, [])) = postcard::take_from_bytes::<Body>(body) else {
             return Err(refused("it is malformed"));
         };
-        if cache.is_empty() || cache.len() > 255 || writes.len() > MAX_PARTITIONS {
+        if cache.is_empty() || cache.len() > 255 || writes.len() > MAX_PARTITIONS * Remembered::EPOCHS {
             return Err(refused("it is malformed"));
         }
-        let mut versions = BTreeMap::new();
+        let mut versions: BTreeMap<PartitionId, Vec<Version>> = BTreeMap::new();
         for Write { partition, above, primary, seq } in writes {
-            if versions.last_key_value().is_some_and(|(last, _)| *last >= partition) {
-                return Err(refused("its partitions do not rise"));
-            }
             let (primary, lowest) =
                 peers.get(primary as usize).ok_or_else(|| refused("it names a node that it has not"))?;
             let counter = lowest.checked_add(above).ok_or_else(|| refused("it is malformed"))?;
-            versions.insert(partition, Version::new(Epoch::new(counter, primary.clone()), seq));
+            let version = Version::new(Epoch::new(counter, primary.clone()), seq);
+            let rises = versions.last_key_value().is_none_or(|(last, of)| {
+                let more =
+                    of.len() < Remembered::EPOCHS && of.last().map(|v| &v.epoch) < Some(&version.epoch);
+                *last < partition || (*last == partition && more)
+            });
+            if !rises {
+                return Err(refused("its partitions or epochs do not rise"));
+            }
+            versions.entry(partition).or_default().push(version);
         }
         Ok(Self { cache, versions })
     }
@@ -199,10 +210,11 @@ mod tests {
             let primary = Peer::new(NodeId::new(node).unwrap(), Incarnation::MIN);
             Version::new(Epoch::new(counter, primary), seq)
         };
-        let versions = writes
-            .iter()
-            .map(|(id, counter, node, seq)| (PartitionId::new(*id), version(*counter, node, *seq)));
-        SessionToken::new("users", versions.collect())
+        let mut versions: BTreeMap<PartitionId, Vec<Version>> = BTreeMap::new();
+        for (id, counter, node, seq) in writes {
+            versions.entry(PartitionId::new(*id)).or_default().push(version(*counter, node, *seq));
+        }
+        SessionToken::new("users", versions)
     }
 
     #[test]
@@ -210,6 +222,7 @@ mod tests {
         for token in [
             token(&[]),
             token(&[(0, 1, "a", 1)]),
+            token(&[(0, 1, "a", 9), (0, 1, "b", 1), (0, 2, "a", 3), (0, 7, "a", 3), (1, 1, "a", 1)]),
             token(&[(3, 9, "b", 300), (200, u64::MAX, "a", u64::MAX), (65_535, 1, "b", 0)]),
         ] {
             let text = token.to_string();

@@ -74,6 +74,12 @@ impl Data {
         self.tail.iter().skip(skip)
     }
 
+    /// The counter of the epoch of the last write that is logged here.
+    pub(super) fn newest(&self) -> Option<u64> {
+        let last = self.tail.back().map(|pending| &pending.version).or(self.store.applied());
+        last.map(|version| version.epoch.counter)
+    }
+
     /// The epochs of the tail, each with its last number.
     pub(super) fn runs(&self) -> Vec<(Epoch, u64)> {
         let mut runs: Vec<(Epoch, u64)> = Vec::new();

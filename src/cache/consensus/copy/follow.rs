@@ -37,6 +37,12 @@ impl StrongCopy {
             // it will hear what is decided
             return;
         }
+        // What a primary says comes in its order: what it opens when this copy has writes of a later epoch is left from
+        // before another one took over, and would replace what that one's owners have.
+        let newest = self.data.as_ref().filter(|data| data.whole).and_then(|data| data.newest());
+        if newest.is_some_and(|newest| newest > config.epoch.counter) {
+            return;
+        }
         self.adopt(config, ctx);
         self.follow = Some(Follow { primary: from.clone(), stream, verified: None });
         let whole = self.data.as_ref().filter(|data| data.whole);

@@ -24,7 +24,7 @@ fn a_forwarded_operation_is_carried_out_by_the_primary_or_by_nobody() {
         let options = ForwardOptions {
             write_mode: WriteMode::Sync,
             read_mode: ReadMode::Primary,
-            at_least: None,
+            at_least: Vec::new(),
             patience_ms: 1000,
             again: false,
         };
@@ -220,7 +220,7 @@ fn what_is_asked_is_checked_on_both_sides() {
         let options = ForwardOptions {
             write_mode: WriteMode::Sync,
             read_mode: ReadMode::Primary,
-            at_least: None,
+            at_least: Vec::new(),
             patience_ms: 1000,
             again: false,
         };
@@ -248,7 +248,7 @@ fn reads_that_this_node_may_answer_take_no_way() {
     let options = |read_mode, at_least: Option<Version>| {
         let mut options = Options::of(&config(), SECOND);
         options.read_mode = read_mode;
-        options.at_least = at_least;
+        options.at_least = at_least.into_iter().collect();
         options
     };
     let read = ReadOp::Get(key.as_str().into());

@@ -251,7 +251,7 @@ fn a_session_reads_its_own_writes_wherever_it_asks() {
                 for mode in [ReadMode::Local, ReadMode::Primary, ReadMode::Quorum] {
                     let read = net.operate(name, partition, get_of(key), |options| {
                         options.read_mode = mode;
-                        options.at_least = written.clone();
+                        options.at_least = written.clone().into_iter().collect();
                     });
                     assert_eq!(value(read.unwrap()), Some(n as i64), "{key} on {name}, {mode}");
                 }
@@ -260,7 +260,7 @@ fn a_session_reads_its_own_writes_wherever_it_asks() {
             assert_eq!(gone.outcome, Outcome::Removed(1));
             let read = net.operate("b", partition, get_of(key), |options| {
                 options.read_mode = ReadMode::Local;
-                options.at_least = gone.version.clone();
+                options.at_least = gone.version.clone().into_iter().collect();
             });
             assert_eq!(value(read.unwrap()), None);
         }
@@ -287,7 +287,7 @@ fn a_session_whose_write_was_lost_is_told_so() {
             for name in ["a", "c"] {
                 let read = net.operate(name, partition, get_of(&key), |options| {
                     options.read_mode = mode;
-                    options.at_least = lost.clone();
+                    options.at_least = lost.clone().into_iter().collect();
                 });
                 let version = lost.clone().unwrap();
                 assert_eq!(read, Err(CacheError::WriteLost { partition, version }), "{name}, {mode}");
@@ -337,7 +337,7 @@ fn a_session_from_before_everything_was_lost_is_told_so() {
         for mode in [ReadMode::Local, ReadMode::Primary, ReadMode::Quorum] {
             let read = net.operate(name, partition, get_of("key"), |options| {
                 options.read_mode = mode;
-                options.at_least = Some(token.clone());
+                options.at_least = vec![token.clone()];
             });
             assert_eq!(
                 read,

@@ -379,7 +379,7 @@ impl Cluster {
         let options = Options {
             write_mode: op.write_mode,
             read_mode: op.read_mode,
-            at_least: op.token.clone(),
+            at_least: op.token.clone().into_iter().collect(),
             deadline,
         };
         let id = self.oracle.begin(op);
