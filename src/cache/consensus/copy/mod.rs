@@ -48,6 +48,8 @@ mod data;
 mod follow;
 mod lead;
 mod message;
+#[cfg(test)]
+mod tests;
 
 use data::Data;
 use follow::Follow;
