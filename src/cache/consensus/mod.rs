@@ -271,6 +271,9 @@ impl Consensus {
 
     /// Something has arrived.
     pub fn handle_message(&mut self, from: &Peer, message: ConsensusMessage, now: Duration) {
+        if !message.is_sound() {
+            return;
+        }
         match message {
             ConsensusMessage::Found { group, founders } => self.handle_found(from, group, founders),
             ConsensusMessage::Joined { group, opening } => {
@@ -343,7 +346,7 @@ impl Consensus {
         if under_way || begun {
             return;
         }
-        let attempt = self.promised.as_ref().map_or(0, |(group, _)| group.attempt) + 1;
+        let attempt = self.promised.as_ref().map_or(0, |(group, _)| group.attempt).saturating_add(1);
         let group = GroupId { attempt, founder: self.me.clone() };
         self.promised = Some((group.clone(), founders.clone()));
         let joined = BTreeSet::from([self.me.clone()]);

@@ -369,9 +369,7 @@ impl StrongCopy {
                 let Some(done) = lead.running.pop_front() else { continue };
                 let result = match got < need {
                     true => Err(CacheError::NotEnoughAcks { got, need }),
-                    false => {
-                        Ok(Reply { outcome: done.op.outcome(done.removed), version: Some(version) })
-                    }
+                    false => Ok(Reply { outcome: done.op.outcome(done.removed), version: Some(version) }),
                 };
                 self.effects.extend(done.ticket.map(|ticket| CopyEffect::Written { ticket, result }));
             }

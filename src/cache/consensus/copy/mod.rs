@@ -338,7 +338,7 @@ impl StrongCopy {
     /// The next config, in which these are the owners.
     fn next(&self, primary: &Peer, owners: Vec<Peer>) -> Option<Decided> {
         let current = self.config.as_ref()?;
-        let epoch = Epoch::new(current.epoch.counter + 1, primary.clone());
+        let epoch = Epoch::new(current.epoch.counter.saturating_add(1), primary.clone());
         Some(Decided { epoch, owners, born: current.born })
     }
 
@@ -453,7 +453,7 @@ impl StrongCopy {
         if there {
             return;
         }
-        let counter = config.epoch.counter + 1;
+        let counter = config.epoch.counter.saturating_add(1);
         let epoch = Epoch::new(counter, ctx.base.me.clone());
         let birth = Decided { epoch, owners: vec![ctx.base.me.clone()], born: counter };
         self.birth = Some(birth.clone());

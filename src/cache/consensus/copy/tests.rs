@@ -6,6 +6,7 @@ use crate::cache::config::{CacheConfig, WriteMode};
 use crate::cache::consensus::{ConsensusEffect, Member, Wish};
 use crate::cache::error::Applied;
 use crate::cache::replica::{Budget, Members, Rules};
+use crate::cache::store::{SnapshotHeader, Write};
 use crate::types::{Incarnation, NodeId};
 use crate::{pattern, record};
 
@@ -80,11 +81,7 @@ impl Net {
         net
     }
 
-    fn with<R>(
-        &mut self,
-        node: usize,
-        input: impl FnOnce(&mut StrongCopy, StrongContext<'_>) -> R,
-    ) -> R {
+    fn with<R>(&mut self, node: usize, input: impl FnOnce(&mut StrongCopy, StrongContext<'_>) -> R) -> R {
         let (me, rules) = (&peer(node), Rules::default());
         let (config, members, budget) = (&self.config, &self.members[node], &self.budget);
         let base = Context { me, config, now: self.now, members, rules, budget };
@@ -183,7 +180,7 @@ fn a_write_that_too_few_owners_are_left_of_is_not_answered_as_done() {
     net.frozen.insert(1);
     net.write(2, &put(2)).unwrap();
     // what a pattern finds depends on the write before, so it is not begun yet
-    net.write(3, &WriteOp::DeleteMatch(pattern![_, _])).unwrap();
+    net.write(3, &WriteOp::DeleteMatch(pattern![_, _].try_into().unwrap())).unwrap();
     assert_eq!(net.written, []);
     net.sees(0, &[0]);
     net.wait(1000);
@@ -194,4 +191,61 @@ fn a_write_that_too_few_owners_are_left_of_is_not_answered_as_done() {
     assert_eq!(net.written, [(2, Err(few)), (3, Err(refused.clone()))]);
     assert_eq!(net.copies[0].store().len(), 2, "it is there all the same");
     assert_eq!(net.write(4, &put(4)), Err(refused));
+}
+
+// caught by: a counter or the number of a write from the network that this node counts on from
+#[test]
+fn numbers_that_nobody_counts_to_are_refused() {
+    for number in [u64::MAX / 2 + 1, u64::MAX] {
+        let mut net = Net::new(3, 2, CacheConfig::new("c"));
+        let from = peer(1);
+        let epoch = |counter| Epoch::new(counter, from.clone());
+        let config = |counter| Decided { epoch: epoch(counter), owners: vec![from.clone()], born: 1 };
+        let header = |version: Version| {
+            let mut store = Store::new(&net.config);
+            store.open_epoch(&version.epoch, None).unwrap();
+            SnapshotHeader { applied: Some(version), ..store.snapshot_header() }
+        };
+        let write = |version| CopyMessage::Append {
+            stream: 9,
+            after: 0,
+            entries: vec![(version, Write::Nothing)],
+            commit: 0,
+        };
+        let hostile = [
+            CopyMessage::Open { stream: 9, config: config(number) },
+            CopyMessage::Open { stream: 9, config: Decided { born: number, ..config(number) } },
+            CopyMessage::Opened { stream: 9, whole: true, applied: None, tail: vec![(epoch(1), number)] },
+            CopyMessage::Opened { stream: 9, whole: true, applied: None, tail: vec![(epoch(number), 1)] },
+            CopyMessage::Opened {
+                stream: 9,
+                whole: true,
+                applied: Some(Version::new(epoch(1), number)),
+                tail: Vec::new(),
+            },
+            CopyMessage::Snapshot { stream: 9, header: header(Version::new(epoch(1), number)) },
+            CopyMessage::Snapshot { stream: 9, header: header(Version::new(epoch(number), 1)) },
+            CopyMessage::Append { stream: 9, after: number, entries: Vec::new(), commit: number },
+            write(Version::new(epoch(number), 1)),
+            write(Version::new(epoch(1), number)),
+        ];
+        for message in hostile {
+            assert!(!message.is_sound(), "{message:?}");
+            // and so nothing comes of it
+            for node in 0..3 {
+                net.with(node, |copy, ctx| copy.handle_message(&from, message.clone(), ctx));
+            }
+        }
+        net.with(2, StrongCopy::handle_timeout);
+        let _ = net.with(2, StrongCopy::accept_loss);
+        net.wait(1000);
+        assert_eq!(net.copies[2].config().unwrap().epoch, *net.copies[0].serving().unwrap());
+        // what is just allowed does no harm either, when the next one is counted
+        net.with(2, |copy, ctx| {
+            copy.handle_message(&from, CopyMessage::Open { stream: 9, config: config(u64::MAX / 2) }, ctx);
+        });
+        net.sees(2, &[2]);
+        let _ = net.with(2, StrongCopy::accept_loss);
+        net.wait(1000);
+    }
 }
