@@ -448,11 +448,18 @@ impl Consensus {
 // Commands.
 impl Consensus {
     /// Wishes a change. It is said again until something about the partition is decided that comes after the epoch which
-    /// the change expects: this, or somebody else's. It cannot be taken back: even a wish that was replaced by another
-    /// may be decided.
+    /// the change expects: this, or somebody else's, or until it is [withdrawn](Self::withdraw). What was said cannot be
+    /// taken back: even a wish that was replaced by another, or withdrawn, may be decided.
     pub fn propose(&mut self, change: Change, now: Duration) {
         self.wishes.insert(change.partition, Wish { change, again: now });
         self.drive(now);
+    }
+
+    /// Does not say this wish again.
+    pub fn withdraw(&mut self, change: &Change) {
+        if self.wish(change.partition) == Some(change) {
+            self.wishes.remove(&change.partition);
+        }
     }
 }
 

@@ -105,6 +105,7 @@ impl Net {
                     group.wishes.insert(id(), Wish { change, again: Duration::MAX });
                 }
                 CopyEffect::Propose(change) => group.propose(change, self.now),
+                CopyEffect::Withdraw(change) => group.withdraw(&change),
                 CopyEffect::Written { ticket, result } => self.written.push((ticket, result)),
                 CopyEffect::Event(_) | CopyEffect::Changed => {}
             }
@@ -248,4 +249,47 @@ fn numbers_that_nobody_counts_to_are_refused() {
         let _ = net.with(2, StrongCopy::accept_loss);
         net.wait(1000);
     }
+}
+
+// caught by: an operator's word that waits, for as long as it takes, until owners are back whose data it throws away
+#[test]
+fn an_accepted_loss_is_decided_at_once_or_never() {
+    let mut net = Net::new(3, 2, CacheConfig::new("c"));
+    net.write(1, &put(1)).unwrap();
+    net.sees(2, &[2]);
+    let before = net.group.config(id()).cloned();
+    // nobody decides on its side: it is refused, and nothing is left of it
+    net.lost.insert(2);
+    let refused = net.with(2, StrongCopy::accept_loss);
+    assert!(matches!(refused, Err(CacheError::NoQuorum { .. })), "{refused:?}");
+    assert_eq!(net.leaderless.wish(id()), None);
+    net.lost.clear();
+    net.stuck = true;
+    let word = |net: &mut Net| {
+        net.with(2, StrongCopy::accept_loss).unwrap();
+        net.wait(3000);
+        net.group.wish(id()).expect("it waits as long as nothing changes").clone()
+    };
+    // an owner comes back
+    let wish = word(&mut net);
+    assert_eq!(wish.config.owners, [peer(2)]);
+    net.sees(2, &[1, 2]);
+    assert_eq!(net.group.wish(id()), None);
+    net.sees(2, &[2]);
+    // its side loses the leader: at the end of a split somebody may lead again before an owner is seen
+    let wish = word(&mut net);
+    net.leaderless.wishes.insert(id(), Wish { change: wish, again: Duration::MAX });
+    net.lost.insert(2);
+    net.wait(500);
+    assert_eq!(net.leaderless.wish(id()), None);
+    assert_eq!(net.group.config(id()).cloned(), before);
+    // and if none comes back it begins again
+    net.lost.clear();
+    net.stuck = false;
+    net.group.wishes.clear();
+    net.with(2, StrongCopy::accept_loss).unwrap();
+    net.wait(1000);
+    let config = net.group.config(id()).unwrap();
+    assert_eq!((&config.owners[..], config.born), (&[peer(2)][..], config.epoch.counter));
+    assert!(net.copies[2].serving().is_some() && net.copies[2].store().is_empty());
 }
