@@ -272,6 +272,9 @@ impl StrongCopy {
 
     pub(crate) fn handle_timeout(&mut self, ctx: StrongContext<'_>) {
         self.expire(ctx.base.now);
+        if let Some(data) = &mut self.data {
+            data.purge(ctx.base.config, ctx.base.now);
+        }
         self.pump(ctx);
         if self.review_at.is_some_and(|at| at <= ctx.base.now) {
             self.review(ctx);
@@ -493,6 +496,7 @@ impl StrongCopy {
 
     pub(crate) fn poll_timeout(&self) -> Option<Duration> {
         let lead = self.lead.as_ref().and_then(|lead| lead.next_timeout());
-        self.review_at.into_iter().chain(lead).min()
+        let purge = self.data.as_ref().and_then(|data| data.purge_at());
+        self.review_at.into_iter().chain(lead).chain(purge).min()
     }
 }
