@@ -141,6 +141,11 @@ async fn a_side_of_a_split_goes_on_only_if_it_can_decide() {
         hasty.put(record![key.as_str(), "alone"]).await.unwrap_err();
         hasty.get_key(key.as_str()).await.unwrap_err();
     }
+    // nor can an operator there throw away what the two have, now or when the split is over
+    for partition in partitions(&all[2]).map(|status| status.partition) {
+        let refused = all[2].accept_loss(partition).unwrap_err();
+        assert!(matches!(refused, CacheError::NoQuorum { .. }), "{refused}");
+    }
     network.heal("c", "a");
     network.heal("c", "b");
     settled(&nodes, &all).await;

@@ -16,6 +16,9 @@ use super::state::{Change, Logged, Member, Role, State as Decisions};
 /// How many entries and how many nodes one message may have.
 const MAX_ENTRIES: usize = 4096;
 const MAX_NODES: usize = 4096;
+/// The highest term, index, attempt or counter that is taken in: nobody counts so far, and to count on from the highest
+/// number that there is would overflow, in the library too.
+pub(super) const MAX_NUMBER: u64 = u64::MAX / 2;
 /// How many changes one entry may have.
 pub(super) const MAX_CHANGES: usize = 64;
 
@@ -26,6 +29,12 @@ pub struct GroupId {
     pub attempt: u64,
     /// Who founds it.
     pub founder: Member,
+}
+
+impl GroupId {
+    fn is_sound(&self) -> bool {
+        self.attempt <= MAX_NUMBER
+    }
 }
 
 /// What the nodes of a cache say to one another about who decides, and what is decided.
@@ -66,6 +75,19 @@ pub enum ConsensusMessage {
         /// The message.
         message: Box<RaftMessage>,
     },
+}
+
+impl ConsensusMessage {
+    /// Whether the number of its group can be counted on from.
+    pub(super) fn is_sound(&self) -> bool {
+        match self {
+            ConsensusMessage::Found { group, .. }
+            | ConsensusMessage::Joined { group, .. }
+            | ConsensusMessage::Refused { promised: group }
+            | ConsensusMessage::Established { group }
+            | ConsensusMessage::Raft { group, .. } => group.is_sound(),
+        }
+    }
 }
 
 /// A message of the Raft library, without what is not used.
@@ -243,10 +265,19 @@ impl RaftMessage {
         Some(message)
     }
 
+    fn is_bounded(&self) -> bool {
+        let own = [self.term, self.log_term, self.index, self.commit, self.commit_term, self.reject_hint];
+        let entries = self.entries.iter().flat_map(|entry| [entry.term, entry.index]);
+        self.entries.len() <= MAX_ENTRIES && own.into_iter().chain(entries).all(|number| number <= MAX_NUMBER)
+    }
+
     fn is_sound(&self, raft: &raft::Raft<Log>) -> bool {
         let log = &raft.raft_log;
         let (last, committed) = (log.last_index(), log.committed);
-        let bounded = self.entries.len() <= MAX_ENTRIES && self.index < u64::MAX - MAX_ENTRIES as u64;
+        // first: what follows counts with these numbers
+        if !self.is_bounded() {
+            return false;
+        }
         let changes = |entry: &LogEntry| match &entry.logged {
             Logged::Changes(changes) => changes.len() <= MAX_CHANGES && changes.iter().all(is_sound),
             Logged::Nothing | Logged::Established | Logged::Member(..) => true,
@@ -278,7 +309,7 @@ impl RaftMessage {
             Kind::HeartbeatResponse => self.commit <= last,
         };
         // a term of zero marks what a node says to itself
-        bounded && kind && (self.term > 0) == (self.kind != Kind::Propose) && self.entries.iter().all(changes)
+        kind && (self.term > 0) == (self.kind != Kind::Propose) && self.entries.iter().all(changes)
     }
 }
 
@@ -318,7 +349,55 @@ impl GroupSnapshot {
         let distinct = all.windows(2).all(|pair| pair[0] != pair[1]);
         let known = all.iter().all(|id| **id != 0 && self.state.members.contains_key(id));
         let _ = committed;
-        let bounded = all.len() <= MAX_NODES && self.index > 0 && self.index < u64::MAX / 2 && self.term > 0;
+        let numbers = 1..=MAX_NUMBER;
+        let bounded = all.len() <= MAX_NODES && numbers.contains(&self.index) && numbers.contains(&self.term);
         bounded && distinct && known && !self.voters.is_empty() && self.state.is_sound()
+    }
+}
+
+#[cfg(test)]
+impl RaftMessage {
+    /// Messages of every kind that stand out by nothing but one number.
+    pub(super) fn hostile(number: u64, state: &Decisions) -> Vec<Self> {
+        let logged = Logged::Changes(Vec::new());
+        let plain = |kind| Self {
+            kind,
+            term: u64::from(kind != Kind::Propose),
+            log_term: 0,
+            index: 0,
+            commit: 0,
+            commit_term: 0,
+            reject: false,
+            reject_hint: 0,
+            entries: Vec::new(),
+            snapshot: None,
+        };
+        let all = KINDS.iter().flat_map(|(kind, _)| {
+            let mut all = vec![plain(*kind); 8];
+            (all[0].term, all[1].log_term, all[2].index) = (number, number, number);
+            (all[3].commit, all[4].commit_term) = (number, number);
+            (all[5].reject, all[5].reject_hint) = (true, number);
+            (all[6].reject, all[6].index) = (true, number);
+            (all[7].term, all[7].log_term) = (number, number);
+            all[7].entries = vec![LogEntry { term: number, index: 1, logged: logged.clone() }];
+            // the same, each with an entry that follows
+            let entry = |message: &Self| LogEntry {
+                term: message.term,
+                index: message.index.wrapping_add(1),
+                logged: logged.clone(),
+            };
+            let filled = all.clone().into_iter().map(move |message| {
+                let entries = vec![entry(&message)];
+                Self { entries, ..message }
+            });
+            all.into_iter().chain(filled.collect::<Vec<_>>())
+        });
+        let voters: Vec<u64> = state.members.keys().copied().collect();
+        let snapshots = [(number, 1), (1, number), (number, number)].map(|(index, term)| {
+            let state = state.clone();
+            let snapshot = GroupSnapshot { index, term, voters: voters.clone(), learners: Vec::new(), state };
+            Self { term: term.min(MAX_NUMBER), snapshot: Some(Box::new(snapshot)), ..plain(Kind::Snapshot) }
+        });
+        all.chain(snapshots).collect()
     }
 }

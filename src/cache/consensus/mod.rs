@@ -271,6 +271,9 @@ impl Consensus {
 
     /// Something has arrived.
     pub fn handle_message(&mut self, from: &Peer, message: ConsensusMessage, now: Duration) {
+        if !message.is_sound() {
+            return;
+        }
         match message {
             ConsensusMessage::Found { group, founders } => self.handle_found(from, group, founders),
             ConsensusMessage::Joined { group, opening } => {
@@ -343,7 +346,7 @@ impl Consensus {
         if under_way || begun {
             return;
         }
-        let attempt = self.promised.as_ref().map_or(0, |(group, _)| group.attempt) + 1;
+        let attempt = self.promised.as_ref().map_or(0, |(group, _)| group.attempt).saturating_add(1);
         let group = GroupId { attempt, founder: self.me.clone() };
         self.promised = Some((group.clone(), founders.clone()));
         let joined = BTreeSet::from([self.me.clone()]);
@@ -445,11 +448,18 @@ impl Consensus {
 // Commands.
 impl Consensus {
     /// Wishes a change. It is said again until something about the partition is decided that comes after the epoch which
-    /// the change expects: this, or somebody else's. It cannot be taken back: even a wish that was replaced by another
-    /// may be decided.
+    /// the change expects: this, or somebody else's, or until it is [withdrawn](Self::withdraw). What was said cannot be
+    /// taken back: even a wish that was replaced by another, or withdrawn, may be decided.
     pub fn propose(&mut self, change: Change, now: Duration) {
         self.wishes.insert(change.partition, Wish { change, again: now });
         self.drive(now);
+    }
+
+    /// Does not say this wish again.
+    pub fn withdraw(&mut self, change: &Change) {
+        if self.wish(change.partition) == Some(change) {
+            self.wishes.remove(&change.partition);
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::message::MAX_NUMBER;
 use super::raft_id;
 use crate::cache::partition::PartitionId;
 use crate::cache::version::Epoch;
@@ -45,6 +46,7 @@ impl Decided {
         self.owners.first() == Some(&self.epoch.primary)
             && self.owners.len() <= MAX_OWNERS
             && distinct
+            && self.epoch.counter <= MAX_NUMBER
             && (1..=self.epoch.counter).contains(&self.born)
     }
 }
@@ -175,6 +177,9 @@ mod tests {
         state.established = true;
         assert!(state.change(birth.clone()));
         assert!(!state.change(birth), "once");
+        for counter in [u64::MAX / 2 + 1, u64::MAX] {
+            assert!(!config(counter, &["a"], 1).is_sound(), "nobody counts on from {counter}");
+        }
         let first = Some((1, "a"));
         assert!(!state.change(change("d", first, config(2, &["d"], 1))), "an outsider");
         assert!(!state.change(change("b", first, config(2, &["b", "d"], 1))), "an owner takes nobody in");

@@ -423,3 +423,58 @@ fn changed_messages_do_no_harm_to_the_library() {
     }
     assert!(taken > 500, "{taken}");
 }
+
+// caught by: an attempt, a term or an index from the network that the next step overflows
+#[test]
+fn numbers_that_nobody_counts_to_are_refused() {
+    for number in [u64::MAX / 2 + 1, u64::MAX - 1, u64::MAX] {
+        let liar = member(1, 1);
+        let group = GroupId { attempt: number, founder: liar.clone() };
+        let founders: Vec<_> = (0..3).map(|node| member(node, 1)).collect();
+        let mut told = vec![
+            ConsensusMessage::Found { group: group.clone(), founders },
+            ConsensusMessage::Joined { group: group.clone(), opening: liar.opening },
+            ConsensusMessage::Refused { promised: group.clone() },
+            ConsensusMessage::Established { group: group.clone() },
+        ];
+        let raft = |group: &GroupId, message| ConsensusMessage::Raft {
+            group: group.clone(),
+            opening: liar.opening,
+            established: true,
+            message: Box::new(message),
+        };
+        let any = RaftMessage::hostile(1, &state::State::default()).remove(0);
+        told.push(raft(&group, any));
+        for message in told {
+            let mut cluster = Cluster::new(3, 3, 2, 13);
+            for node in [0, 2] {
+                let now = cluster.now;
+                cluster.nodes[node].as_mut().unwrap().handle_message(&liar.peer, message.clone(), now);
+            }
+            // whoever has promised itself to nothing higher founds a group
+            cluster.split(&[1]);
+            cluster.split(&[]);
+            cluster.run(5 * SECOND);
+            cluster.assert_agreed(13);
+        }
+        let mut cluster = Cluster::new(3, 3, 2, 13);
+        cluster.run(5 * SECOND);
+        let own = cluster.machine(0).group().unwrap().0.clone();
+        let decisions = cluster.machine(0).group.as_ref().unwrap().state().clone();
+        let terms = |cluster: &Cluster| [0, 1, 2].map(|node| cluster.machine(node).group().unwrap().1);
+        let before = terms(&cluster);
+        for message in RaftMessage::hostile(number, &decisions) {
+            for node in [0, 2] {
+                let now = cluster.now;
+                let message = raft(&own, message.clone());
+                cluster.nodes[node].as_mut().unwrap().handle_message(&liar.peer, message, now);
+            }
+        }
+        assert_eq!(terms(&cluster), before);
+        let leader = (0..3).find(|node| cluster.machine(*node).is_leader()).unwrap();
+        cluster.crash(leader);
+        cluster.views();
+        cluster.run(5 * SECOND);
+        assert!(cluster.nodes.iter().flatten().all(Consensus::can_decide), "{number}");
+    }
+}

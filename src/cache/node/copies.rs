@@ -43,6 +43,8 @@ pub(super) enum Wanted {
     },
     #[cfg(feature = "consensus")]
     Propose(Change),
+    #[cfg(feature = "consensus")]
+    Withdraw(Change),
     Written {
         ticket: u64,
         result: Result<Reply, CacheError>,
@@ -241,8 +243,13 @@ impl Replica {
         either!(self, copy => copy.forget(ticket));
     }
 
-    pub(super) fn accept_loss(&mut self, given: Given<'_>) {
-        input!(self, given, copy, ctx => copy.accept_loss(ctx));
+    pub(super) fn accept_loss(&mut self, given: Given<'_>) -> Result<(), CacheError> {
+        match self {
+            Replica::Plain(copy) => copy.accept_loss(given.base),
+            #[cfg(feature = "consensus")]
+            Replica::Strong(copy) => return given.strong().map_or(Ok(()), |ctx| copy.accept_loss(ctx)),
+        }
+        Ok(())
     }
 
     pub(super) fn poll_effect(&mut self) -> Option<Wanted> {
@@ -261,6 +268,7 @@ impl Replica {
                     Wanted::Send { to, lane, said: Said::Strong(message) }
                 }
                 CopyEffect::Propose(change) => Wanted::Propose(change),
+                CopyEffect::Withdraw(change) => Wanted::Withdraw(change),
                 CopyEffect::Written { ticket, result } => Wanted::Written { ticket, result },
                 CopyEffect::Event(event) => Wanted::Event(event),
                 CopyEffect::Changed => Wanted::Changed,

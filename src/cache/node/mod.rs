@@ -541,6 +541,8 @@ impl CacheNode {
                 }
                 #[cfg(feature = "consensus")]
                 Wanted::Propose(change) => self.propose(change, now),
+                #[cfg(feature = "consensus")]
+                Wanted::Withdraw(change) => self.withdraw(&change),
                 Wanted::Written { ticket, result } => self.handle_written(ticket, result, now),
                 Wanted::Event(event) => self.effects.push_back(CacheEffect::Event(event)),
                 Wanted::Changed => {
@@ -616,11 +618,15 @@ impl CacheNode {
 
     /// The operator gives up what dead owners alone may have had of this partition: it goes on with what is there, if
     /// need be with nothing.
-    pub fn accept_loss(&mut self, partition: PartitionId, now: Duration) {
-        if let Some(place) = self.place(partition).filter(|_| !self.closed) {
-            self.with(place, now, |replica, given| replica.accept_loss(given));
-        }
+    ///
+    /// # Errors
+    /// [`CacheError::NoQuorum`] if a consensus has to decide it and cannot now: nothing will come of it.
+    pub fn accept_loss(&mut self, partition: PartitionId, now: Duration) -> Result<(), CacheError> {
+        let place = self.place(partition).filter(|_| !self.closed);
+        let result =
+            place.and_then(|place| self.with(place, now, |replica, given| replica.accept_loss(given)));
         self.settle(now);
+        result.unwrap_or(Ok(()))
     }
 
     /// Begins to hand over everything; this node keeps serving meanwhile. See [`CacheNode::is_drained`].

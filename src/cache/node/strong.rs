@@ -192,6 +192,12 @@ impl CacheNode {
         }
     }
 
+    pub(super) fn withdraw(&mut self, change: &Change) {
+        if let Some(strong) = &mut self.strong {
+            strong.consensus.withdraw(change);
+        }
+    }
+
     /// Carries out one thing that the consensus wants; whether there was one.
     pub(super) fn follow_consensus(&mut self, now: Duration) -> bool {
         let Some(strong) = &mut self.strong else { return false };

@@ -320,11 +320,15 @@ impl Hosted {
         self.each(driver, |state| state.node.drain(driver.now()));
     }
 
-    pub(crate) fn accept_loss(&self, driver: &Driver, partition: PartitionId) {
+    pub(crate) fn accept_loss(&self, driver: &Driver, partition: PartitionId) -> Result<(), CacheError> {
         let mut after = After::default();
         let now = driver.now();
-        self.step(driver, self.cell(partition), &mut after, |state| state.node.accept_loss(partition, now));
+        let mut result = Ok(());
+        self.step(driver, self.cell(partition), &mut after, |state| {
+            result = state.node.accept_loss(partition, now);
+        });
         after.carry_out(driver, self);
+        result
     }
 
     /// The peer has no such cache open.

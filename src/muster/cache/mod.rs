@@ -255,12 +255,12 @@ impl Cache {
     /// when its other owners will not come back.
     ///
     /// # Errors
-    /// [`CacheError::TooLarge`] if the cache has no such partition; [`CacheError::Stopped`].
+    /// [`CacheError::TooLarge`] if the cache has no such partition; [`CacheError::NoQuorum`] in write mode `Strong` if the
+    /// group of this node cannot decide it now, so that nothing will come of it; [`CacheError::Stopped`].
     pub fn accept_loss(&self, partition: PartitionId) -> Result<(), CacheError> {
         self.check_open()?;
         self.check_partition(partition)?;
-        self.hosted.accept_loss(&self.driver, partition);
-        Ok(())
+        self.hosted.accept_loss(&self.driver, partition)
     }
 
     /// Hands the partitions of this node over to others, and waits until they have them. This node accepts operations

@@ -190,7 +190,7 @@ impl Alone {
             _ => match input.next() {
                 0 => self.node.drain(now),
                 1 => self.node.close(now),
-                2..=9 => self.node.accept_loss(PartitionId::new(u32::from(order >> 4) & 1), now),
+                2..=9 => drop(self.node.accept_loss(PartitionId::new(u32::from(order >> 4) & 1), now)),
                 _ => {}
             },
         }

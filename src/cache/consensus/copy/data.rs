@@ -11,6 +11,9 @@ use crate::cache::version::{Epoch, Version};
 
 /// How many tombstones are looked at when a write is applied.
 const PURGE: usize = 8;
+/// How many by timer at a time, and how long until the next time: if there were more, at least, at most.
+const PURGE_LATER: usize = 4096;
+const LOOK: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 
 #[derive(Clone, Debug)]
 pub(super) struct Pending {
@@ -26,6 +29,8 @@ pub(super) struct Data {
     /// What is logged after it: visible to nobody.
     tail: VecDeque<Pending>,
     bytes: usize,
+    /// When to look which tombstones are old enough, as long as there are any.
+    purge_at: Option<Duration>,
     /// Nothing of it is missing.
     pub(super) whole: bool,
 }
@@ -43,13 +48,13 @@ pub(super) fn write_len(write: &Write) -> usize {
 impl Data {
     /// An empty copy of which nothing is missing.
     pub(super) fn born(config: &CacheConfig) -> Self {
-        Self { store: Store::new(config), tail: VecDeque::new(), bytes: 0, whole: true }
+        Self { store: Store::new(config), tail: VecDeque::new(), bytes: 0, purge_at: None, whole: true }
     }
 
     /// A copy that is being filled.
     pub(super) fn filling(config: &CacheConfig, header: SnapshotHeader) -> Result<Self, CacheError> {
         let store = Store::from_header(config, header)?;
-        Ok(Self { store, tail: VecDeque::new(), bytes: 0, whole: false })
+        Ok(Self { store, tail: VecDeque::new(), bytes: 0, purge_at: None, whole: false })
     }
 
     pub(super) fn applied(&self) -> u64 {
@@ -148,11 +153,46 @@ impl Data {
         };
         // all owners have logged what is applied, so that nobody who lacks a delete can come to serve
         self.store.purge(now, config.tombstone_ttl, &version, PURGE);
+        self.plan_purge(config, now);
         Some((version, removed))
     }
 
-    pub(super) fn install(&mut self, entries: &[Entry], now: Duration) -> Result<(), CacheError> {
-        self.store.install(entries, now)
+    pub(super) fn install(
+        &mut self,
+        entries: &[Entry],
+        config: &CacheConfig,
+        now: Duration,
+    ) -> Result<(), CacheError> {
+        self.store.install(entries, now)?;
+        self.plan_purge(config, now);
+        Ok(())
+    }
+
+    fn plan_purge(&mut self, config: &CacheConfig, now: Duration) {
+        if self.purge_at.is_none() && self.store.tombstones() > 0 {
+            let wait = (config.tombstone_ttl / 4).clamp(LOOK.0, LOOK.1);
+            self.purge_at = Some(now.saturating_add(wait));
+        }
+    }
+
+    /// When [`Self::purge`] wants to be called.
+    pub(super) fn purge_at(&self) -> Option<Duration> {
+        self.purge_at
+    }
+
+    /// Forgets by time what is forgotten with each write else: in a partition that is full of tombstones, or that nobody
+    /// writes to, there is none.
+    pub(super) fn purge(&mut self, config: &CacheConfig, now: Duration) {
+        if self.purge_at.take_if(|at| *at <= now).is_none() {
+            return;
+        }
+        let all_have = self.store.applied().filter(|_| self.whole).cloned();
+        let forgotten =
+            all_have.map_or(0, |all| self.store.purge(now, config.tombstone_ttl, &all, PURGE_LATER));
+        if forgotten >= PURGE_LATER {
+            self.purge_at = Some(now.saturating_add(LOOK.0));
+        }
+        self.plan_purge(config, now);
     }
 
     pub(super) fn check(&self) -> Result<(), String> {

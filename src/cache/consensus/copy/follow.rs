@@ -88,7 +88,7 @@ impl StrongCopy {
             return;
         }
         let Some(data) = self.data.as_mut().filter(|data| !data.whole) else { return };
-        if data.install(entries, ctx.base.now).is_err() {
+        if data.install(entries, ctx.base.config, ctx.base.now).is_err() {
             return;
         }
         data.whole = last;

@@ -355,6 +355,9 @@ impl StrongCopy {
         if ctx.base.rules.breaks(Mutation::CommitBeforeAll) {
             all = data.end();
         }
+        // an owner that has gone since a write was begun has taken its copy along: whoever counts on `min_copies` of them is
+        // not told that they are there
+        let (got, need) = (config.owners.len(), ctx.base.config.min_copies);
         let before = data.applied();
         while data.applied() < all {
             let Some((version, removed)) = data.apply_next(ctx.base.config, ctx.base.now) else { break };
@@ -364,9 +367,11 @@ impl StrongCopy {
             running.removed += removed;
             if running.last == version.seq {
                 let Some(done) = lead.running.pop_front() else { continue };
-                let reply = Reply { outcome: done.op.outcome(done.removed), version: Some(version) };
-                let written = done.ticket.map(|ticket| CopyEffect::Written { ticket, result: Ok(reply) });
-                self.effects.extend(written);
+                let result = match got < need {
+                    true => Err(CacheError::NotEnoughAcks { got, need }),
+                    false => Ok(Reply { outcome: done.op.outcome(done.removed), version: Some(version) }),
+                };
+                self.effects.extend(done.ticket.map(|ticket| CopyEffect::Written { ticket, result }));
             }
         }
         if !lead.effective && data.applied() >= lead.opening {
@@ -487,7 +492,13 @@ impl StrongCopy {
                 return;
             }
             let Some(Queued { ticket, op, deadline }) = lead.queue.pop_front() else { return };
-            let writes = match op.plan(&data.store) {
+            // owners may have gone while it waited
+            let (got, need) = (config.owners.len(), ctx.base.config.min_copies);
+            let plan = match got < need {
+                true => Err(CacheError::NoQuorum { got, need }),
+                false => op.plan(&data.store),
+            };
+            let writes = match plan {
                 Ok(writes) => writes,
                 Err(error) => {
                     let written = ticket.map(|ticket| CopyEffect::Written { ticket, result: Err(error) });

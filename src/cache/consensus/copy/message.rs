@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::cache::consensus::Decided;
+use crate::cache::consensus::message::MAX_NUMBER;
 use crate::cache::store::{Entry, SnapshotHeader, Write};
 use crate::cache::version::{Epoch, Version};
 
@@ -78,13 +79,21 @@ pub enum CopyMessage {
     },
 }
 
+fn is_bounded(version: &Version) -> bool {
+    version.seq <= MAX_NUMBER && version.epoch.counter <= MAX_NUMBER
+}
+
 impl CopyMessage {
     /// Whether it is bounded and does not contradict itself.
     pub(super) fn is_sound(&self) -> bool {
         match self {
             CopyMessage::Open { config, .. } => config.is_sound(),
-            CopyMessage::Opened { tail, .. } => {
+            CopyMessage::Opened { applied, tail, .. } => {
+                let bounded =
+                    |(epoch, last): &(Epoch, u64)| epoch.counter <= MAX_NUMBER && *last <= MAX_NUMBER;
                 tail.len() <= MAX_RUNS
+                    && applied.iter().all(is_bounded)
+                    && tail.iter().all(bounded)
                     && tail.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 < pair[1].1)
             }
             CopyMessage::Append { after, entries, .. } => {
@@ -95,13 +104,17 @@ impl CopyMessage {
                 let rises = entries.windows(2).all(|pair| pair[0].0.epoch <= pair[1].0.epoch);
                 // an entry of another side of a split cannot be: there are none
                 let plain = entries.iter().all(|(_, write)| !matches!(write, Write::Merge(_)));
-                entries.len() <= MAX_ENTRIES && follows && rises && plain
+                let bounded = *after <= MAX_NUMBER && entries.iter().all(|(version, _)| is_bounded(version));
+                entries.len() <= MAX_ENTRIES && follows && rises && plain && bounded
             }
             CopyMessage::Piece { entries, .. } => entries.len() <= MAX_ENTRIES,
-            CopyMessage::Snapshot { .. }
-            | CopyMessage::PieceIn { .. }
-            | CopyMessage::Logged { .. }
-            | CopyMessage::Drop { .. } => true,
+            CopyMessage::Snapshot { header, .. } => {
+                let epochs = header.lineage.entries().iter();
+                header.applied.iter().all(is_bounded)
+                    && epochs.clone().all(|(epoch, _)| epoch.counter <= MAX_NUMBER)
+                    && epochs.flat_map(|(_, base)| base).all(is_bounded)
+            }
+            CopyMessage::PieceIn { .. } | CopyMessage::Logged { .. } | CopyMessage::Drop { .. } => true,
         }
     }
 }

@@ -48,6 +48,8 @@ mod data;
 mod follow;
 mod lead;
 mod message;
+#[cfg(test)]
+mod tests;
 
 use data::Data;
 use follow::Follow;
@@ -74,6 +76,8 @@ pub(crate) enum CopyEffect {
     Send { to: Peer, lane: Lane, message: CopyMessage },
     /// Wish this of the group.
     Propose(Change),
+    /// Do not wish it any more.
+    Withdraw(Change),
     /// A write has ended.
     Written { ticket: u64, result: Result<Reply, CacheError> },
     /// Something to tell.
@@ -268,6 +272,9 @@ impl StrongCopy {
 
     pub(crate) fn handle_timeout(&mut self, ctx: StrongContext<'_>) {
         self.expire(ctx.base.now);
+        if let Some(data) = &mut self.data {
+            data.purge(ctx.base.config, ctx.base.now);
+        }
         self.pump(ctx);
         if self.review_at.is_some_and(|at| at <= ctx.base.now) {
             self.review(ctx);
@@ -314,6 +321,7 @@ impl StrongCopy {
 
     /// Everything that follows from what is known now.
     fn review(&mut self, ctx: StrongContext<'_>) {
+        let waits = self.reconsider_loss(ctx);
         let unsettled = match &self.config {
             None => self.consider_birth(ctx),
             Some(config) if config.epoch.primary == *ctx.base.me && self.lead.is_some() => self.tend(ctx),
@@ -322,7 +330,28 @@ impl StrongCopy {
         };
         self.drop_what_nobody_needs(ctx);
         self.tell_state(ctx);
-        self.review_at = unsettled.then(|| ctx.base.now + AGAIN);
+        self.review_at = (unsettled || waits).then(|| ctx.base.now + AGAIN);
+    }
+
+    /// Withdraws an operator's word that is not carried out yet, if an owner is back, or if the group cannot decide: when it
+    /// can again, after a split, the owners may be there too. Whether one waits still.
+    fn reconsider_loss(&mut self, ctx: StrongContext<'_>) -> bool {
+        let is_loss = |wish: &&Change| wish.expect.is_some() && wish.config.born == wish.config.epoch.counter;
+        let Some(wish) = ctx.consensus.wish(self.id).filter(is_loss) else { return false };
+        if ctx.consensus.can_decide() && !self.owner_is_there(ctx) {
+            return true;
+        }
+        self.effects.push_back(CopyEffect::Withdraw(wish.clone()));
+        false
+    }
+
+    /// Whether somebody who has all of it is there, for all this node knows.
+    fn owner_is_there(&self, ctx: StrongContext<'_>) -> bool {
+        let mut owners = self.config.iter().flat_map(|config| &config.owners);
+        owners.any(|owner| match owner == ctx.base.me {
+            true => self.data.as_ref().is_some_and(|data| data.whole),
+            false => ctx.base.members.live.contains(owner),
+        })
     }
 
     fn propose(&mut self, config: Decided, ctx: StrongContext<'_>) {
@@ -336,7 +365,7 @@ impl StrongCopy {
     /// The next config, in which these are the owners.
     fn next(&self, primary: &Peer, owners: Vec<Peer>) -> Option<Decided> {
         let current = self.config.as_ref()?;
-        let epoch = Epoch::new(current.epoch.counter + 1, primary.clone());
+        let epoch = Epoch::new(current.epoch.counter.saturating_add(1), primary.clone());
         Some(Decided { epoch, owners, born: current.born })
     }
 
@@ -441,21 +470,21 @@ impl StrongCopy {
 
 // Commands.
 impl StrongCopy {
-    /// The operator accepts the loss: if none of the owners is there, it begins again, empty.
-    pub(crate) fn accept_loss(&mut self, ctx: StrongContext<'_>) {
-        let Some(config) = &self.config else { return };
-        let there = config.owners.iter().any(|owner| match owner == ctx.base.me {
-            true => self.data.as_ref().is_some_and(|data| data.whole),
-            false => ctx.base.members.live.contains(owner),
-        });
-        if there {
-            return;
+    /// The operator accepts the loss: if none of the owners is there, it begins again, empty. Refused if the group cannot
+    /// decide that now: decided later, it might be about owners that are back.
+    pub(crate) fn accept_loss(&mut self, ctx: StrongContext<'_>) -> Result<(), CacheError> {
+        if !ctx.consensus.can_decide() {
+            let (got, need) = ctx.consensus.quorum();
+            return Err(CacheError::NoQuorum { got, need });
         }
-        let counter = config.epoch.counter + 1;
+        let Some(config) = self.config.as_ref().filter(|_| !self.owner_is_there(ctx)) else { return Ok(()) };
+        let counter = config.epoch.counter.saturating_add(1);
         let epoch = Epoch::new(counter, ctx.base.me.clone());
         let birth = Decided { epoch, owners: vec![ctx.base.me.clone()], born: counter };
         self.birth = Some(birth.clone());
         self.propose(birth, ctx);
+        self.review_at = Some(ctx.base.now + AGAIN);
+        Ok(())
     }
 }
 
@@ -467,6 +496,7 @@ impl StrongCopy {
 
     pub(crate) fn poll_timeout(&self) -> Option<Duration> {
         let lead = self.lead.as_ref().and_then(|lead| lead.next_timeout());
-        self.review_at.into_iter().chain(lead).min()
+        let purge = self.data.as_ref().and_then(|data| data.purge_at());
+        self.review_at.into_iter().chain(lead).chain(purge).min()
     }
 }

@@ -411,7 +411,10 @@ impl Cluster {
         self.gave_up.insert(partition.get());
         for place in 0..self.len() {
             if self.is_open(place) {
-                self.input_of(place, shard, |node, now| node.accept_loss(partition, now))?;
+                self.input_of(place, shard, |node, now| {
+                    // who cannot decide it has said so, and somebody else may
+                    let _ = node.accept_loss(partition, now);
+                })?;
             }
         }
         Ok(())
