@@ -5,6 +5,9 @@ use std::collections::VecDeque;
 use crate::node::message::Routed;
 use crate::types::Peer;
 
+use super::numbered::Numbered;
+use super::router::Serving;
+
 /// Whose a frame on its way is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Errand {
@@ -43,7 +46,7 @@ pub(super) struct Link {
     /// Answers to the peer's broadcasts.
     pub(super) answers: VecDeque<Routed>,
     /// Broadcasts of the peer that are being relayed.
-    pub(super) serving: usize,
+    pub(super) serving: Numbered<Serving>,
 }
 
 impl Link {
@@ -59,7 +62,7 @@ impl Link {
             handled: 0,
             acknowledged: 0,
             answers: VecDeque::new(),
-            serving: 0,
+            serving: Numbered::new(),
         }
     }
 

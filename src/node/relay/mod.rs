@@ -17,6 +17,7 @@
 #[cfg(test)]
 mod counting;
 mod link;
+mod numbered;
 mod origin;
 mod peers;
 mod router;
@@ -42,8 +43,8 @@ use super::rules::{Mutation, Rules};
 use super::settings::Settings;
 
 use link::{Arrival, Link};
+use numbered::Numbered;
 use origin::Open;
-use router::Serving;
 use window::{Seen, Window};
 
 /// Answers that travel in one message.
@@ -173,9 +174,8 @@ pub struct Relay {
     max_bytes: usize,
     window_ttl: Time,
     next_seq: u64,
-    open: BTreeMap<u64, Open>,
+    open: Numbered<Open>,
     open_bytes: usize,
-    serving: BTreeMap<(Peer, u64), Serving>,
     links: BTreeMap<NodeId, Link>,
     windows: BTreeMap<Peer, Window>,
     settled: VecDeque<Settled>,
@@ -195,9 +195,8 @@ impl Relay {
             max_bytes: settings.max_unacknowledged,
             window_ttl: settings.tombstone_ttl,
             next_seq: 1,
-            open: BTreeMap::new(),
+            open: Numbered::new(),
             open_bytes: 0,
-            serving: BTreeMap::new(),
             links: BTreeMap::new(),
             windows: BTreeMap::new(),
             settled: VecDeque::new(),
@@ -214,7 +213,7 @@ impl Relay {
 
     /// Broadcasts of others that this node relays.
     pub fn serving(&self) -> usize {
-        self.serving.len()
+        self.links.values().map(|link| link.serving.len()).sum()
     }
 
     /// Frames that did not fit the contract: out of order, out of range, or of unknown peers.
@@ -225,7 +224,7 @@ impl Relay {
     /// How many entries all queues, maps and windows have together.
     pub fn footprint(&self) -> usize {
         self.open.len()
-            + self.serving.len()
+            + self.serving()
             + self.windows.values().map(Window::len).sum::<usize>()
             + self.links.values().map(|l| l.in_flight() + l.unsent.len() + l.answers.len()).sum::<usize>()
             + self.settled.len()
@@ -236,11 +235,11 @@ impl Relay {
     /// # Errors
     /// What is wrong.
     pub fn check_invariants(&self) -> Result<(), String> {
-        let bytes: usize = self.open.values().map(Open::size).sum();
+        let bytes: usize = self.open.iter().map(|(_, open)| open.size()).sum();
         if bytes != self.open_bytes {
             return Err(format!("{bytes} bytes are open, {} are counted", self.open_bytes));
         }
-        for (seq, open) in &self.open {
+        for (seq, open) in self.open.iter() {
             if let Some(gone) = open.waits_for().find(|p| self.link(p).is_none()) {
                 return Err(format!("broadcast {seq} waits for {gone}, which is not connected"));
             }
@@ -248,11 +247,11 @@ impl Relay {
                 return Err(format!("broadcast {seq} waits for nothing and is open"));
             }
         }
-        for ((origin, seq), serving) in &self.serving {
+        for (origin, seq, serving) in self.all_serving() {
             if let Some(gone) = serving.pending.iter().find(|p| self.link(p).is_none_or(|l| l.suspect)) {
                 return Err(format!("{origin}:{seq} waits for {gone}, which cannot answer"));
             }
-            if serving.pending.is_empty() || self.link(origin).is_none() {
+            if serving.pending.is_empty() {
                 return Err(format!("{origin}:{seq} waits for nothing and is served"));
             }
         }
@@ -276,7 +275,7 @@ impl Relay {
         if self.rules.breaks(Mutation::FloorRunsAhead) {
             return self.next_seq;
         }
-        self.open.first_key_value().map_or(self.next_seq, |(seq, _)| *seq)
+        self.open.first().unwrap_or(self.next_seq)
     }
 }
 
@@ -313,7 +312,6 @@ impl Relay {
         }
         self.links.remove(&peer.node);
         self.wake.remove(peer);
-        self.serving.retain(|(origin, _), _| origin != peer);
         self.give_up_serving(peer);
         self.give_up_router(peer, wire);
         self.forget_target(peer);
@@ -369,7 +367,7 @@ impl Relay {
     /// This node's members have what arrived as this hop.
     pub fn delivered(&mut self, from: &Peer, hop: u64) {
         if self.link_mut(from).is_some_and(|link| link.handled(hop)) {
-            self.wake.insert(from.clone());
+            self.wake(from);
         }
     }
 
@@ -420,6 +418,12 @@ impl Relay {
         let waiting: Vec<Peer> =
             self.links.values().filter(|l| !l.unsent.is_empty()).map(|l| l.peer.clone()).collect();
         waiting.iter().for_each(|peer| self.handle_room(peer, wire));
+    }
+
+    fn wake(&mut self, peer: &Peer) {
+        if !self.wake.contains(peer) {
+            self.wake.insert(peer.clone());
+        }
     }
 
     /// Whether members here have not had this broadcast yet.

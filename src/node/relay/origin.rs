@@ -131,7 +131,7 @@ impl Relay {
 
     /// Nobody waits for this receipt any more; the broadcast itself is finished all the same.
     pub fn abandon(&mut self, seq: u64) {
-        if let Some(open) = self.open.get_mut(&seq) {
+        if let Some(open) = self.open.get_mut(seq) {
             open.ticket = None;
         }
     }
@@ -233,7 +233,7 @@ impl Relay {
 
     /// One try each, and it is forgotten.
     fn send_once(&mut self, seq: u64, peers: &[Peer], targeted: bool, wire: &mut impl Wire) {
-        let Some(open) = self.open.remove(&seq) else { return };
+        let Some(open) = self.open.remove(seq) else { return };
         self.open_bytes -= open.size();
         for peer in peers {
             let Some(link) = self.link(peer).filter(|link| link.unsent.is_empty()) else { continue };
@@ -249,7 +249,7 @@ impl Relay {
     /// Sends an open broadcast to a peer, in order behind what waits for room there.
     fn send_or_queue(&mut self, seq: u64, peer: &Peer, targeted: bool, wire: &mut impl Wire) {
         let Some(waits) = self.link(peer).map(|link| !link.unsent.is_empty()) else { return };
-        let Some(open) = self.open.get_mut(&seq) else { return };
+        let Some(open) = self.open.get_mut(seq) else { return };
         if !open.sent_to.insert(peer.clone()) {
             return;
         }
@@ -264,7 +264,7 @@ impl Relay {
     /// Tries to send an open broadcast to a peer that it waits for. Gives no receipt: the caller may have more
     /// peers to send to, and a broadcast that waits for nobody in between would be closed before it has been.
     pub(super) fn send_own(&mut self, seq: u64, peer: &Peer, targeted: bool, wire: &mut impl Wire) -> Sent {
-        let Some(open) = self.open.get(&seq) else { return Sent::NoLink };
+        let Some(open) = self.open.get(seq) else { return Sent::NoLink };
         let Some(hop) = self.link(peer).map(|link| link.next_hop()) else { return Sent::NoLink };
         let cast = self.cast(seq, open, hop, false);
         let sent = wire.try_send(peer, DataMessage::Deliver { cast, targeted }, &open.body);
@@ -276,7 +276,7 @@ impl Relay {
             }
             Sent::Busy => {}
             Sent::NoLink => {
-                if let Some(open) = self.open.get_mut(&seq) {
+                if let Some(open) = self.open.get_mut(seq) {
                     open.waiting.remove(peer);
                 }
             }
@@ -302,7 +302,7 @@ impl Relay {
             Errand::Nobody => {}
             Errand::Served(origin, seq) => self.served(&origin, seq, from),
             Errand::Own(seq) => {
-                let Some(open) = self.open.get_mut(&seq) else { return };
+                let Some(open) = self.open.get_mut(seq) else { return };
                 if !open.waiting.remove(from) {
                     return;
                 }
@@ -316,7 +316,7 @@ impl Relay {
 
     /// A router's answer: who it could not serve, or whom a flood of its has reached.
     pub(super) fn handle_routed(&mut self, from: &Peer, answer: Routed, wire: &mut impl Wire) {
-        let Some(open) = self.open.get_mut(&answer.seq) else { return };
+        let Some(open) = self.open.get_mut(answer.seq) else { return };
         if open.router.as_ref() != Some(from) {
             return; // given up and flooded meanwhile
         }
@@ -345,7 +345,7 @@ impl Relay {
     /// in the queue to it, so it still waits for that.
     pub(super) fn give_up_router(&mut self, router: &Peer, wire: &mut impl Wire) {
         if self.rules.breaks(Mutation::NoFloodOnDeadRouter) {
-            for open in self.open.values_mut().filter(|open| open.router.as_ref() == Some(router)) {
+            for (_, open) in self.open.iter_mut().filter(|(_, open)| open.router.as_ref() == Some(router)) {
                 open.router = None;
             }
             return;
@@ -354,10 +354,10 @@ impl Relay {
             .open
             .iter()
             .filter(|(_, open)| open.router.as_ref() == Some(router))
-            .map(|(seq, _)| *seq)
+            .map(|(seq, _)| seq)
             .collect();
         for seq in waiting {
-            if let Some(open) = self.open.get_mut(&seq) {
+            if let Some(open) = self.open.get_mut(seq) {
                 open.router = None;
                 open.reach = Reach::Flooded;
                 // it may have handled its own copy and owe only the answer
@@ -371,20 +371,20 @@ impl Relay {
 
     /// This peer is gone: nothing waits for it.
     pub(super) fn forget_target(&mut self, peer: &Peer) {
-        self.open.values_mut().for_each(|open| {
+        self.open.iter_mut().for_each(|(_, open)| {
             open.waiting.remove(peer);
         });
     }
 
     pub(super) fn give_receipts(&mut self) {
-        let all: Vec<u64> = self.open.keys().copied().collect();
+        let all: Vec<u64> = self.open.iter().map(|(seq, _)| seq).collect();
         all.into_iter().for_each(|seq| self.give_receipt(seq));
     }
 
     /// Gives the receipt when nobody but suspects is waited for, and closes the broadcast when nobody is.
     pub(super) fn give_receipt(&mut self, seq: u64) {
         let links = &self.links;
-        let Some(open) = self.open.get_mut(&seq) else { return };
+        let Some(open) = self.open.get_mut(seq) else { return };
         if open.router.is_some() {
             return;
         }
@@ -397,7 +397,7 @@ impl Relay {
         }
         if open.waiting.is_empty() {
             self.open_bytes -= open.size();
-            self.open.remove(&seq);
+            self.open.remove(seq);
             self.room = true;
         }
     }
