@@ -12,10 +12,11 @@
 //! say more than we understand. Decoding never panics, and never holds more than a small multiple of the head's
 //! own length: lengths inside are checked against what is left before anything is allocated.
 
+mod data;
+
 use std::cell::Cell;
 
 use bytes::{Bytes, BytesMut};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::calls::CallMessage;
@@ -81,17 +82,20 @@ pub(crate) enum WireError {
 
 /// The head of a control or bulk frame; `None` if the message cannot be encoded, which no message of ours is.
 pub(crate) fn encode_control(message: &Message) -> Option<Bytes> {
-    encode(FAMILY_CONTROL, message)
+    encode(FAMILY_CONTROL, |head| postcard::to_extend(message, head).ok())
 }
 
 /// The head of a data frame; `None` as above.
 pub(crate) fn encode_data(message: &DataMessage) -> Option<Bytes> {
-    encode(FAMILY_DATA, message)
+    encode(FAMILY_DATA, |mut head| {
+        data::write(message, &mut head);
+        Some(head)
+    })
 }
 
 /// The head of a call's frame; `None` as above.
 pub(crate) fn encode_call(message: &CallMessage) -> Option<Bytes> {
-    encode(FAMILY_CALL, message)
+    encode(FAMILY_CALL, |head| postcard::to_extend(message, head).ok())
 }
 
 thread_local! {
@@ -111,10 +115,10 @@ const BLOCK: usize = 4 << 10;
 /// A longer head has a place of its own.
 const SHORT: usize = 512;
 
-fn encode(family: u8, message: &impl Serialize) -> Option<Bytes> {
+fn encode(family: u8, write: impl FnOnce(Vec<u8>) -> Option<Vec<u8>>) -> Option<Bytes> {
     let Scratch { mut head, mut block } = SCRATCH.try_with(Cell::take).unwrap_or_default();
     head.extend_from_slice(&[MAJOR, MINOR, family]);
-    let mut head = postcard::to_extend(message, head).ok()?;
+    let mut head = write(head)?;
     if head.len() > SHORT {
         let _ = SCRATCH.try_with(|kept| kept.set(Scratch { head: Vec::new(), block }));
         return Some(Bytes::from(head));
@@ -156,7 +160,7 @@ pub(crate) fn decode(frame: &Frame) -> Result<Heard, WireError> {
         return Err(WireError::WrongLane { family, lane: frame.lane });
     }
     match family {
-        FAMILY_DATA => fields(message).map(Heard::Data),
+        FAMILY_DATA => data::read(message).map(Heard::Data),
         FAMILY_CALL => fields(message).map(Heard::Call),
         _ => fields(message).map(Heard::Control),
     }
