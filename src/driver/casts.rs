@@ -168,12 +168,13 @@ impl Driver {
         let begun = self.node.broadcast(cast, &mut Out(self));
         self.pump();
         match begun {
-            Begun::Busy(cast) => Err(NotBegun::Busy(Box::new(cast))),
-            Begun::NoLink(cast) => Err(NotBegun::NoLink(Box::new(cast))),
+            Begun::Busy(cast) => Err(NotBegun::Busy(cast)),
+            Begun::NoLink(cast) => Err(NotBegun::NoLink(cast)),
             Begun::Sent { id, deliver_here } => {
                 self.stats.broadcasts.add(1);
-                if deliver_here && self.node.holds(group.as_bytes()) {
-                    self.deliver_local(&Message::new(group, body, id.clone(), headers), except);
+                let members = deliver_here.then(|| self.node.local_members(group.as_bytes()));
+                if let Some(members) = members.filter(|members| !members.is_empty()) {
+                    self.deliver_to(&members, &Message::new(group, body, id.clone(), headers), except);
                 }
                 Ok(id)
             }
@@ -421,7 +422,9 @@ impl Driver {
 
     pub(super) fn frame(self: &Arc<Self>, peer: &Peer, frame: Frame) {
         self.stats.frames_in.add(1);
-        self.input(peer, frame, self.now());
+        if let Some(hop) = self.input(peer, frame, self.now()) {
+            self.node.delivered(peer, hop);
+        }
         self.pump();
         self.run_queued();
     }
@@ -430,17 +433,23 @@ impl Driver {
     pub(super) fn frames(self: &Arc<Self>, peer: &Peer, frames: Vec<Frame>) {
         self.stats.frames_in.add(frames.len() as u64);
         let now = self.now();
+        let mut delivered = None;
         for frame in frames {
-            self.input(peer, frame, now);
+            delivered = self.input(peer, frame, now).or(delivered);
+        }
+        // acknowledged only now: the members have all of them
+        if let Some(hop) = delivered {
+            self.node.delivered(peer, hop);
         }
         self.pump();
         self.run_queued();
     }
 
-    /// What follows from it is the caller's to carry out.
-    fn input(self: &Arc<Self>, peer: &Peer, frame: Frame, now: Time) {
+    /// What follows from it is the caller's to carry out, and to tell the node of the last hop whose broadcast the
+    /// members here have; it comes back.
+    fn input(self: &Arc<Self>, peer: &Peer, frame: Frame, now: Time) -> Option<u64> {
         match wire::decode(&frame) {
-            Ok(wire::Heard::Data(message)) => self.data(peer, message, frame.body, now),
+            Ok(wire::Heard::Data(message)) => return self.data(peer, message, frame.body, now),
             Ok(wire::Heard::Control(message)) => {
                 self.node.handle_message(peer, message, &mut Out(self), now);
             }
@@ -453,6 +462,7 @@ impl Driver {
                 self.ignore(peer, error);
             }
         }
+        None
     }
 
     /// So many broadcasts of this peer came before there was a node, and more than could be kept: they count as
@@ -465,18 +475,16 @@ impl Driver {
         self.pump();
     }
 
-    fn data(self: &Arc<Self>, peer: &Peer, message: DataMessage, body: Bytes, now: Time) {
-        if let Some(delivery) = self.node.handle_data_frame(peer, message, body, &mut Out(self), now) {
-            let except = self.own_number(delivery.except.as_ref());
-            let (hop, targeted) = (delivery.hop, delivery.targeted);
-            let message = Message::new(delivery.group, delivery.body, delivery.id, delivery.headers);
-            let addressed = self.deliver_local(&message, except);
-            // acknowledged only now: the members have it
-            self.node.delivered(peer, hop);
-            if targeted && addressed == 0 {
-                self.node.tell_not_held(peer, message.group(), now);
-            }
+    fn data(self: &Arc<Self>, peer: &Peer, message: DataMessage, body: Bytes, now: Time) -> Option<u64> {
+        let delivery = self.node.handle_data_frame(peer, message, body, &mut Out(self), now)?;
+        let except = self.own_number(delivery.except.as_ref());
+        let (hop, targeted) = (delivery.hop, delivery.targeted);
+        let message = Message::new(delivery.group, delivery.body, delivery.id, delivery.headers);
+        let addressed = self.deliver_local(&message, except);
+        if targeted && addressed == 0 {
+            self.node.tell_not_held(peer, message.group(), now);
         }
+        Some(hop)
     }
 
     /// The connection with this peer, by the number that only this one has. `None` for this node itself, too.

@@ -94,11 +94,8 @@ impl Link {
             return None;
         }
         self.confirmed = self.confirmed.max(hop);
-        let mut done = Vec::new();
-        while self.in_flight.front().is_some_and(|(number, _)| *number <= hop) {
-            done.extend(self.in_flight.pop_front().map(|(_, errand)| errand));
-        }
-        Some(done)
+        let done = self.in_flight.partition_point(|(number, _)| *number <= hop);
+        Some(self.in_flight.drain(..done).map(|(_, errand)| errand).collect())
     }
 
     pub(super) fn arrive(&mut self, hop: u64) -> Arrival {

@@ -17,6 +17,7 @@
 #[cfg(test)]
 mod counting;
 mod link;
+mod links;
 mod numbered;
 mod origin;
 mod peers;
@@ -32,7 +33,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::types::{BroadcastId, Group, MemberId, NodeId, Peer};
+use crate::types::{BroadcastId, Group, MemberId, Peer};
 use crate::view::ViewHash;
 
 use super::Time;
@@ -43,6 +44,7 @@ use super::rules::{Mutation, Rules};
 use super::settings::Settings;
 
 use link::{Arrival, Link};
+use links::Links;
 use numbered::Numbered;
 use origin::Open;
 use window::{Seen, Window};
@@ -112,9 +114,9 @@ pub struct NewCast {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Begun {
     /// No room: nothing was sent, and here it is again.
-    Busy(NewCast),
+    Busy(Box<NewCast>),
     /// The one node that it is for is not connected: nothing was sent, and here it is again.
-    NoLink(NewCast),
+    NoLink(Box<NewCast>),
     /// It is on its way, or done; [`Relay::poll_settled`] gives the receipt.
     Sent {
         /// Its id.
@@ -176,7 +178,7 @@ pub struct Relay {
     next_seq: u64,
     open: Numbered<Open>,
     open_bytes: usize,
-    links: BTreeMap<NodeId, Link>,
+    links: Links,
     windows: BTreeMap<Peer, Window>,
     settled: VecDeque<Settled>,
     wake: BTreeSet<Peer>,
@@ -197,7 +199,7 @@ impl Relay {
             next_seq: 1,
             open: Numbered::new(),
             open_bytes: 0,
-            links: BTreeMap::new(),
+            links: Links::default(),
             windows: BTreeMap::new(),
             settled: VecDeque::new(),
             wake: BTreeSet::new(),
@@ -213,7 +215,7 @@ impl Relay {
 
     /// Broadcasts of others that this node relays.
     pub fn serving(&self) -> usize {
-        self.links.values().map(|link| link.serving.len()).sum()
+        self.links.iter().map(|link| link.serving.len()).sum()
     }
 
     /// Frames that did not fit the contract: out of order, out of range, or of unknown peers.
@@ -226,7 +228,7 @@ impl Relay {
         self.open.len()
             + self.serving()
             + self.windows.values().map(Window::len).sum::<usize>()
-            + self.links.values().map(|l| l.in_flight() + l.unsent.len() + l.answers.len()).sum::<usize>()
+            + self.links.iter().map(|l| l.in_flight() + l.unsent.len() + l.answers.len()).sum::<usize>()
             + self.settled.len()
     }
 
@@ -259,15 +261,15 @@ impl Relay {
     }
 
     fn link(&self, peer: &Peer) -> Option<&Link> {
-        self.links.get(&peer.node).filter(|link| link.peer == *peer)
+        self.links.get(peer)
     }
 
     fn link_mut(&mut self, peer: &Peer) -> Option<&mut Link> {
-        self.links.get_mut(&peer.node).filter(|link| link.peer == *peer)
+        self.links.get_mut(peer)
     }
 
     fn peers(&self) -> Vec<Peer> {
-        self.links.values().map(|link| link.peer.clone()).collect()
+        self.links.iter().map(|link| link.peer.clone()).collect()
     }
 
     /// Everything of this node below this number is settled and never sent again.
@@ -283,10 +285,10 @@ impl Relay {
 impl Relay {
     /// A peer is connected: from now on broadcasts reach it.
     pub fn handle_peer_up(&mut self, peer: &Peer, wire: &mut impl Wire) {
-        if let Some(earlier) = self.links.get(&peer.node).map(|link| link.peer.clone()) {
+        if let Some(earlier) = self.links.named(&peer.node).map(|link| link.peer.clone()) {
             self.handle_peer_down(&earlier, wire);
         }
-        self.links.insert(peer.node.clone(), Link::new(peer.clone()));
+        self.links.insert(Link::new(peer.clone()));
     }
 
     /// A peer's link makes no progress: what waits for it as router is flooded, and nothing else waits for it.
@@ -310,7 +312,7 @@ impl Relay {
         if self.link(peer).is_none() {
             return;
         }
-        self.links.remove(&peer.node);
+        self.links.remove(peer);
         self.wake.remove(peer);
         self.give_up_serving(peer);
         self.give_up_router(peer, wire);
@@ -411,12 +413,10 @@ impl Relay {
     /// Time has gone by: windows of origins that are long gone are freed, full queues are tried again.
     pub fn handle_timeout(&mut self, wire: &mut impl Wire, now: Time) {
         let (links, ttl) = (&self.links, self.window_ttl);
-        self.windows.retain(|origin, window| {
-            links.get(&origin.node).is_some_and(|link| link.peer == *origin)
-                || window.used.saturating_add(ttl) > now
-        });
+        self.windows
+            .retain(|origin, window| links.get(origin).is_some() || window.used.saturating_add(ttl) > now);
         let waiting: Vec<Peer> =
-            self.links.values().filter(|l| !l.unsent.is_empty()).map(|l| l.peer.clone()).collect();
+            self.links.iter().filter(|l| !l.unsent.is_empty()).map(|l| l.peer.clone()).collect();
         waiting.iter().for_each(|peer| self.handle_room(peer, wire));
     }
 

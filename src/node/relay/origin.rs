@@ -87,7 +87,7 @@ impl Relay {
             || (!self.open.is_empty()
                 && self.open_bytes + kept_bytes(&cast.group, &cast.headers, &cast.body) > self.max_bytes);
         if full && !cast.at_most_once {
-            return Begun::Busy(cast);
+            return Begun::Busy(Box::new(cast));
         }
         let deliver_here = match &cast.audience {
             Audience::Group => true,
@@ -97,7 +97,7 @@ impl Relay {
             && *peer != self.me
             && self.link(peer).is_none()
         {
-            return Begun::NoLink(cast);
+            return Begun::NoLink(Box::new(cast));
         }
         let seq = self.next_seq;
         let id = BroadcastId::new(self.me.clone(), seq);
@@ -105,7 +105,7 @@ impl Relay {
             Way::Router(router, hash) => {
                 // the first frame decides whether it begins at all: before it nothing has an id
                 if self.link(&router).is_some_and(|link| !link.unsent.is_empty()) {
-                    return Begun::Busy(cast);
+                    return Begun::Busy(Box::new(cast));
                 }
                 match self.ask_router(seq, &router, hash, &cast, wire) {
                     Sent::Accepted => {
@@ -114,7 +114,7 @@ impl Relay {
                             self.open_with_router(seq, router, cast);
                         }
                     }
-                    Sent::Busy => return Begun::Busy(cast),
+                    Sent::Busy => return Begun::Busy(Box::new(cast)),
                     // its end is about to be reported
                     Sent::NoLink => {
                         self.send_to_peers(seq, self.peers(), false, Reach::Flooded, 1, cast, wire)
@@ -388,7 +388,7 @@ impl Relay {
         if open.router.is_some() {
             return;
         }
-        let suspect = |peer: &Peer| links.get(&peer.node).is_some_and(|l| l.peer == *peer && l.suspect);
+        let suspect = |peer: &Peer| links.get(peer).is_some_and(|link| link.suspect);
         if open.waiting.iter().all(suspect)
             && let Some(ticket) = open.ticket.take()
         {
@@ -397,7 +397,7 @@ impl Relay {
         }
         if open.waiting.is_empty() {
             self.open_bytes -= open.size();
-            self.open.remove(seq);
+            self.open.discard(seq);
             self.room = true;
         }
     }

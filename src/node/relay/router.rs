@@ -117,7 +117,7 @@ impl Relay {
     /// This peer cannot be counted on: what waits for it is the origins' to send.
     pub(super) fn give_up_serving(&mut self, peer: &Peer) {
         let mut finished = Vec::new();
-        for link in self.links.values_mut() {
+        for link in self.links.iter_mut() {
             let mut done = Vec::new();
             for (seq, serving) in link.serving.iter_mut() {
                 if serving.pending.remove(peer) {
@@ -137,7 +137,7 @@ impl Relay {
 
     /// Everything that is being relayed: whose, its number.
     pub(super) fn all_serving(&self) -> impl Iterator<Item = (&Peer, u64, &Serving)> {
-        self.links.values().flat_map(|link| link.serving.iter().map(|(seq, it)| (&link.peer, seq, it)))
+        self.links.iter().flat_map(|link| link.serving.iter().map(|(seq, it)| (&link.peer, seq, it)))
     }
 
     fn answer(&mut self, origin: &Peer, seq: u64, mut serving: Serving) {
