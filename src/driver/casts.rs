@@ -204,7 +204,7 @@ impl Driver {
     /// Makes a broadcast when there is room, and waits for its receipt (`None` for one without).
     pub(crate) async fn cast(
         self: &Arc<Self>,
-        cast: NewCast,
+        mut cast: NewCast,
     ) -> Result<(BroadcastId, Option<Settled>), BroadcastError> {
         if nesting::is_inside() {
             let (reply, answer) = oneshot::channel();
@@ -214,13 +214,6 @@ impl Driver {
             }
             return answer.await.unwrap_or(Err(BroadcastError::Interrupted));
         }
-        self.cast_now(cast).await
-    }
-
-    async fn cast_now(
-        self: &Arc<Self>,
-        mut cast: NewCast,
-    ) -> Result<(BroadcastId, Option<Settled>), BroadcastError> {
         let mut waits = None;
         if !cast.at_most_once {
             let ticket = self.next_ticket();
@@ -228,7 +221,10 @@ impl Driver {
             cast.ticket = Some(ticket);
             waits = Some(Waits { casts: &self.casts, ticket, receiver, answered: false });
         }
-        let id = self.begin_when_room(cast).await?;
+        let id = match self.begin_at_once(cast) {
+            Ok(begun) => begun?,
+            Err(cast) => self.begin_in_turn(cast).await?,
+        };
         self.run_queued();
         match waits {
             None => Ok((id, None)),
@@ -245,17 +241,35 @@ impl Driver {
     }
 
     /// Waits in turn for room. Until it returns nothing has been sent.
-    async fn begin_when_room(self: &Arc<Self>, mut cast: NewCast) -> Result<BroadcastId, BroadcastError> {
+    async fn begin_when_room(self: &Arc<Self>, cast: NewCast) -> Result<BroadcastId, BroadcastError> {
+        match self.begin_at_once(cast) {
+            Ok(begun) => begun,
+            Err(cast) => self.begin_in_turn(cast).await,
+        }
+    }
+
+    /// Begins it if nobody waits for room and there is some, or gives it back. No future, because it would be moved
+    /// about with each broadcast, and those that wait are few.
+    fn begin_at_once(
+        self: &Arc<Self>,
+        cast: NewCast,
+    ) -> Result<Result<BroadcastId, BroadcastError>, Box<NewCast>> {
         // whoever waits is seldom: only then it matters who waits for which router
         let alone = self.casts.queued.load(Ordering::Acquire) == 0;
-        if alone || self.gate(&cast).queued.load(Ordering::Acquire) == 0 {
-            match self.begin(cast) {
-                Ok(id) => return Ok(id),
-                Err(NotBegun::NoLink(cast)) => return Err(no_such_node(*cast)),
-                Err(NotBegun::Busy(back)) => cast = *back,
-            }
-            self.stats.busy.add(1);
+        if !alone && self.gate(&cast).queued.load(Ordering::Acquire) != 0 {
+            return Err(Box::new(cast));
         }
+        match self.begin(cast) {
+            Ok(id) => Ok(Ok(id)),
+            Err(NotBegun::NoLink(cast)) => Ok(Err(no_such_node(*cast))),
+            Err(NotBegun::Busy(back)) => {
+                self.stats.busy.add(1);
+                Err(back)
+            }
+        }
+    }
+
+    async fn begin_in_turn(self: &Arc<Self>, mut cast: Box<NewCast>) -> Result<BroadcastId, BroadcastError> {
         let gate = self.gate(&cast);
         let _queued = [Queued::new(&gate.queued), Queued::new(&self.casts.queued)];
         let _turn = gate.turn.lock().await;
@@ -267,10 +281,10 @@ impl Driver {
             if self.is_stopped() {
                 return Err(BroadcastError::Stopped);
             }
-            match self.begin(cast) {
+            match self.begin(*cast) {
                 Ok(id) => return Ok(id),
                 Err(NotBegun::NoLink(cast)) => return Err(no_such_node(*cast)),
-                Err(NotBegun::Busy(back)) => cast = *back,
+                Err(NotBegun::Busy(back)) => cast = back,
             }
             room.await;
         }

@@ -14,7 +14,7 @@
 
 mod data;
 
-use std::cell::Cell;
+use std::cell::RefCell;
 
 use bytes::{Bytes, BytesMut};
 use serde::de::DeserializeOwned;
@@ -99,7 +99,7 @@ pub(crate) fn encode_call(message: &CallMessage) -> Option<Bytes> {
 }
 
 thread_local! {
-    static SCRATCH: Cell<Scratch> = Cell::default();
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
 /// Where heads are put together. Short ones share a block: an allocation each, and another one for the copy that a
@@ -116,22 +116,27 @@ const BLOCK: usize = 4 << 10;
 const SHORT: usize = 512;
 
 fn encode(family: u8, write: impl FnOnce(Vec<u8>) -> Option<Vec<u8>>) -> Option<Bytes> {
-    let Scratch { mut head, mut block } = SCRATCH.try_with(Cell::take).unwrap_or_default();
-    head.extend_from_slice(&[MAJOR, MINOR, family]);
-    let mut head = write(head)?;
-    if head.len() > SHORT {
-        let _ = SCRATCH.try_with(|kept| kept.set(Scratch { head: Vec::new(), block }));
-        return Some(Bytes::from(head));
-    }
-    if block.capacity() < head.len() {
-        block = BytesMut::with_capacity(BLOCK);
-    }
-    block.extend_from_slice(&head);
-    let bytes = block.split().freeze();
-    head.clear();
-    // a thread that ends has no use for it
-    let _ = SCRATCH.try_with(|kept| kept.set(Scratch { head, block }));
-    Some(bytes)
+    let mut write = Some(write);
+    let mut put_together = |scratch: &mut Scratch| {
+        let Scratch { head: room, block } = scratch;
+        let mut head = std::mem::take(room);
+        head.extend_from_slice(&[MAJOR, MINOR, family]);
+        let mut head = write.take()?(head)?;
+        if head.len() > SHORT {
+            return Some(Bytes::from(head));
+        }
+        if block.capacity() < head.len() {
+            *block = BytesMut::with_capacity(BLOCK);
+        }
+        block.extend_from_slice(&head);
+        head.clear();
+        *room = head;
+        Some(block.split().freeze())
+    };
+    let shared =
+        SCRATCH.try_with(|scratch| scratch.try_borrow_mut().ok().map(|mut it| put_together(&mut it)));
+    // a thread that ends has no room any more
+    shared.ok().flatten().unwrap_or_else(|| put_together(&mut Scratch::default()))
 }
 
 /// What the frame says.

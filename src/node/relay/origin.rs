@@ -52,6 +52,18 @@ impl Open {
         self.router.is_none() && self.waiting.is_empty()
     }
 
+    fn cast(&self, id: BroadcastId, floor: u64, hop: u64, at_most_once: bool) -> Cast {
+        Cast {
+            hop,
+            id,
+            floor,
+            group: self.group.clone(),
+            except: self.except.clone(),
+            at_most_once,
+            headers: self.headers.clone(),
+        }
+    }
+
     fn new(cast: NewCast, reach: Reach, nodes: usize) -> Self {
         let NewCast { group, body, except, headers, ticket, .. } = cast;
         Self {
@@ -176,9 +188,9 @@ impl Relay {
     ) -> Sent {
         // this broadcast is open from now on, so the floor is at most its own number
         let floor = self.floor().min(seq);
-        let Some(hop) = self.link(router).map(|link| link.next_hop()) else { return Sent::NoLink };
+        let Some(link) = self.links.get_mut(router) else { return Sent::NoLink };
         let head = Cast {
-            hop,
+            hop: link.next_hop(),
             id: BroadcastId::new(self.me.clone(), seq),
             floor,
             group: cast.group.clone(),
@@ -188,10 +200,7 @@ impl Relay {
         };
         let sent = wire.try_send(router, DataMessage::Route { cast: head, hash }, &cast.body);
         if sent == Sent::Accepted {
-            let errand = if cast.at_most_once { Errand::Nobody } else { Errand::Own(seq) };
-            if let Some(link) = self.link_mut(router) {
-                link.sent(errand);
-            }
+            link.sent(if cast.at_most_once { Errand::Nobody } else { Errand::Own(seq) });
         }
         sent
     }
@@ -235,12 +244,12 @@ impl Relay {
     fn send_once(&mut self, seq: u64, peers: &[Peer], targeted: bool, wire: &mut impl Wire) {
         let Some(open) = self.open.remove(seq) else { return };
         self.open_bytes -= open.size();
+        let floor = self.floor().min(seq);
         for peer in peers {
-            let Some(link) = self.link(peer).filter(|link| link.unsent.is_empty()) else { continue };
-            let cast = self.cast(seq, &open, link.next_hop(), true);
-            if wire.try_send(peer, DataMessage::Deliver { cast, targeted }, &open.body) == Sent::Accepted
-                && let Some(link) = self.link_mut(peer)
-            {
+            let link = self.links.get_mut(peer);
+            let Some(link) = link.filter(|link| link.unsent.is_empty()) else { continue };
+            let cast = open.cast(BroadcastId::new(self.me.clone(), seq), floor, link.next_hop(), true);
+            if wire.try_send(peer, DataMessage::Deliver { cast, targeted }, &open.body) == Sent::Accepted {
                 link.sent(Errand::Nobody);
             }
         }
@@ -264,36 +273,17 @@ impl Relay {
     /// Tries to send an open broadcast to a peer that it waits for. Gives no receipt: the caller may have more
     /// peers to send to, and a broadcast that waits for nobody in between would be closed before it has been.
     pub(super) fn send_own(&mut self, seq: u64, peer: &Peer, targeted: bool, wire: &mut impl Wire) -> Sent {
-        let Some(open) = self.open.get(seq) else { return Sent::NoLink };
-        let Some(hop) = self.link(peer).map(|link| link.next_hop()) else { return Sent::NoLink };
-        let cast = self.cast(seq, open, hop, false);
+        let floor = self.floor().min(seq);
+        let Some(open) = self.open.get_mut(seq) else { return Sent::NoLink };
+        let Some(link) = self.links.get_mut(peer) else { return Sent::NoLink };
+        let cast = open.cast(BroadcastId::new(self.me.clone(), seq), floor, link.next_hop(), false);
         let sent = wire.try_send(peer, DataMessage::Deliver { cast, targeted }, &open.body);
         match sent {
-            Sent::Accepted => {
-                if let Some(link) = self.link_mut(peer) {
-                    link.sent(Errand::Own(seq));
-                }
-            }
+            Sent::Accepted => link.sent(Errand::Own(seq)),
             Sent::Busy => {}
-            Sent::NoLink => {
-                if let Some(open) = self.open.get_mut(seq) {
-                    open.waiting.remove(peer);
-                }
-            }
+            Sent::NoLink => drop(open.waiting.remove(peer)),
         }
         sent
-    }
-
-    fn cast(&self, seq: u64, open: &Open, hop: u64, at_most_once: bool) -> Cast {
-        Cast {
-            hop,
-            id: BroadcastId::new(self.me.clone(), seq),
-            floor: self.floor().min(seq),
-            group: open.group.clone(),
-            except: open.except.clone(),
-            at_most_once,
-            headers: open.headers.clone(),
-        }
     }
 
     /// A peer has handled one of our frames.

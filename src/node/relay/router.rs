@@ -84,9 +84,8 @@ impl Relay {
         body: &Bytes,
         wire: &mut impl Wire,
     ) -> bool {
-        let Some(link) = self.link(to).filter(|link| !link.suspect && link.unsent.is_empty()) else {
-            return false;
-        };
+        let link = self.links.get_mut(to).filter(|link| !link.suspect && link.unsent.is_empty());
+        let Some(link) = link else { return false };
         let mut cast = cast.clone();
         cast.hop = link.next_hop();
         let errand = match cast.at_most_once {
@@ -94,7 +93,7 @@ impl Relay {
             false => Errand::Served(cast.id.origin.clone(), cast.id.seq),
         };
         let accepted = wire.try_send(to, DataMessage::Deliver { cast, targeted }, body) == Sent::Accepted;
-        if accepted && let Some(link) = self.link_mut(to) {
+        if accepted {
             link.sent(errand);
         }
         accepted

@@ -743,6 +743,7 @@ impl Links {
 
     /// The frames that [`Links::poll_output`] would give next, each with its number, while `write` says that it takes
     /// more: for whoever lays them out without a packet for each. Ask it for words first (`frames: false`).
+    #[cfg(feature = "tcp")]
     pub(crate) fn poll_pieces(&mut self, raw: RawId, mut write: impl FnMut(u64, &Piece) -> bool) {
         if self.raws.get(&raw).is_none_or(|state| state.phase != Phase::Live) {
             return;

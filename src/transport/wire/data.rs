@@ -65,13 +65,25 @@ fn write_bytes(bytes: &[u8], to: &mut Vec<u8>) {
     to.extend_from_slice(bytes);
 }
 
+const LONGEST_NUMBER: usize = 10;
+
 /// Seven bits a byte, the lowest first; the highest bit says that more follow.
 fn write_number(mut number: u64, to: &mut Vec<u8>) {
-    while number >= 0x80 {
-        to.push(number as u8 | 0x80);
-        number >>= 7;
+    if number < 0x80 {
+        return to.push(number as u8);
     }
-    to.push(number as u8);
+    // put together here, because a vector asks for room with every byte
+    let (mut bytes, mut length) = ([0; LONGEST_NUMBER], 0);
+    for byte in &mut bytes {
+        length += 1;
+        *byte = number as u8 | 0x80;
+        number >>= 7;
+        if number == 0 {
+            *byte &= 0x7f;
+            break;
+        }
+    }
+    to.extend_from_slice(bytes.get(..length).unwrap_or_default());
 }
 
 /// The message, which is all that there is.
@@ -152,15 +164,17 @@ fn read_byte(rest: &mut &[u8]) -> Result<u8, WireError> {
 }
 
 fn read_number(rest: &mut &[u8]) -> Result<u64, WireError> {
-    let mut number = 0;
-    for shift in (0..u64::BITS).step_by(7) {
-        let byte = read_byte(rest)?;
+    let (mut number, mut shift) = (0, 0);
+    let mut bytes = rest.iter();
+    while shift < u64::BITS {
+        let Some(&byte) = bytes.next() else { return Err(WireError::Truncated) };
         number |= u64::from(byte & 0x7f) << shift;
         if byte < 0x80 {
+            *rest = bytes.as_slice();
             // of the tenth byte only one bit has a place
-            let fits = shift < 63 || byte <= 1;
-            return if fits { Ok(number) } else { Err(WireError::Malformed) };
+            return if shift < 63 || byte <= 1 { Ok(number) } else { Err(WireError::Malformed) };
         }
+        shift += 7;
     }
     Err(WireError::Malformed)
 }
