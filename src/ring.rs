@@ -473,7 +473,7 @@ mod tests {
     fn the_hasher_hands_our_hashes_through() {
         for hash in [0, 1, u64::MAX] {
             assert_eq!(PrecomputedState.hash_one(HashedKey(hash)), hash);
-            assert_eq!(PrecomputedState.hash_one(&Token { at: hash, node: 3, position: 9 }), hash);
+            assert_eq!(PrecomputedState.hash_one(Token { at: hash, node: 3, position: 9 }), hash);
         }
     }
 }
