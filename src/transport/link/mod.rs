@@ -677,6 +677,9 @@ impl Links {
     /// [`Effect::Up`] is only ever the first, so that what comes before it has been carried out as well.
     pub fn take_effects(&mut self) -> VecDeque<Effect> {
         if self.ups == 0 {
+            if self.effects.is_empty() {
+                return VecDeque::new();
+            }
             // the next burst is about as long as this one
             let next = VecDeque::with_capacity(self.effects.len());
             return std::mem::replace(&mut self.effects, next);
