@@ -32,7 +32,7 @@ pub struct RingConfig {
 impl RingConfig {
     /// The fewest tokens per node.
     pub const MIN_VNODES: u32 = 1;
-    /// The most tokens per node. A token costs 28 bytes: 1000 nodes with so many take 115 MB a ring.
+    /// The most tokens per node. A token costs about 40 bytes: 1000 nodes with so many take some 170 MB a ring.
     pub const MAX_VNODES: u32 = 4096;
 
     /// The same with `vnodes` brought into the allowed range.
@@ -63,7 +63,7 @@ pub struct Ring {
     config: RingConfig,
     nodes: Arc<[NodeId]>,
     /// The distinct tokens, each with the node that has it.
-    tokens: Arc<HashRing<Token, PrecomputedState>>,
+    stretches: Arc<Stretches>,
     /// The node of every token, in the order of (token, node): what [`Ring::owners`] walks. Here equal
     /// tokens are all kept, so each node is met at least once on the way round.
     order: Arc<[u32]>,
@@ -72,7 +72,7 @@ pub struct Ring {
 }
 
 /// Slim on purpose: with the name inside, a lookup takes twice as long.
-#[derive(Clone)]
+#[derive(Clone, Copy)]
 struct Token {
     at: u64,
     /// Index into [`Ring::nodes`].
@@ -171,10 +171,9 @@ impl Ring {
         placed.sort_unstable();
         let distinct = distinct_tokens(&placed);
         let shares = shares(&distinct, nodes.len());
-        let mut tokens = HashRing::with_hasher(PrecomputedState);
-        tokens.batch_add(distinct);
+        let stretches = Arc::new(Stretches::of(&distinct));
         let order = placed.into_iter().map(|(_, node)| node).collect();
-        Self { config, nodes: nodes.into(), tokens: Arc::new(tokens), order, shares }
+        Self { config, nodes: nodes.into(), stretches, order, shares }
     }
 
     /// The node responsible for `key`; `None` if the ring has no node. Every other placement of this ring
@@ -234,7 +233,43 @@ impl Ring {
     }
 
     fn token_of(&self, key: &[u8]) -> Option<&Token> {
-        self.tokens.get(&HashedKey(key_hash(key)))
+        self.stretches.token_at_or_after(key_hash(key))
+    }
+}
+
+/// How many tokens a stretch has at most in the mean, besides the one that follows it.
+const STRETCH: usize = 8;
+
+/// The hash space in stretches of equal length, each with a `hashring` of its own: of its tokens and the first one
+/// behind it. So a lookup searches among a few tokens, however many nodes there are: what lies far apart in one long
+/// table is not fetched step by step.
+struct Stretches {
+    rings: Box<[HashRing<Token, PrecomputedState>]>,
+    /// The first bits of a hash name its stretch; so many are shifted out.
+    shift: u32,
+}
+
+impl Stretches {
+    /// `tokens`: in order, each place once.
+    fn of(tokens: &[Token]) -> Self {
+        // two at least, so that the shift is less than the width
+        let bits = (tokens.len() / STRETCH).max(2).next_power_of_two().trailing_zeros();
+        let shift = u64::BITS - bits;
+        let mut rest = tokens;
+        let rings = (0..1u64 << bits).map(|stretch| {
+            let (own, behind) = rest.split_at(rest.partition_point(|token| token.at >> shift == stretch));
+            rest = behind;
+            // round the end to the lowest token: for the library, too, which then finds nothing at or after a hash
+            let next = behind.first().or(tokens.first());
+            let mut ring = HashRing::with_hasher(PrecomputedState);
+            ring.batch_add(own.iter().chain(next).copied().collect());
+            ring
+        });
+        Self { rings: rings.collect(), shift }
+    }
+
+    fn token_at_or_after(&self, hash: u64) -> Option<&Token> {
+        self.rings.get(usize::try_from(hash >> self.shift).ok()?)?.get(&HashedKey(hash))
     }
 }
 
@@ -402,11 +437,43 @@ mod tests {
         assert_eq!(ring.owners(key, 2), ring.nodes().iter().collect::<Vec<_>>());
     }
 
+    /// A lookup in a stretch against one in the library's ring of all tokens.
+    fn same_as_one_ring(ring: &Ring, tokens: &[u64], hashes: impl IntoIterator<Item = u64>) {
+        let mut whole = HashRing::with_hasher(PrecomputedState);
+        whole.batch_add(tokens.iter().map(|&at| HashedKey(at)).collect());
+        let shift = ring.stretches.shift;
+        let ends = (0..1u64 << (u64::BITS - shift)).flat_map(|n| [n << shift, (n << shift).wrapping_sub(1)]);
+        let near = tokens.iter().flat_map(|at| [at.wrapping_sub(1), *at, at.wrapping_add(1)]);
+        for hash in near.chain(ends).chain([0, u64::MAX]).chain(hashes) {
+            let found = ring.stretches.token_at_or_after(hash).map(|token| token.at);
+            assert_eq!(found, whole.get(&HashedKey(hash)).map(|place| place.0), "{hash:#x}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_lookup_in_stretches_is_the_librarys_in_one_ring(
+            count in 0usize..40, vnodes in 1u32..40, squeeze in 0u32..64, up in proptest::prelude::any::<bool>(),
+            hashes in proptest::collection::vec(proptest::prelude::any::<u64>(), 50),
+        ) {
+            let names: Vec<NodeId> = (0..count).map(|n| NodeId::new(format!("n{n}")).unwrap()).collect();
+            // squeezed, all tokens lie at one end of the space, and most stretches have none
+            let place = |node: &NodeId, vnode| {
+                let at = token_hash(node, vnode) >> squeeze;
+                if up { !at } else { at }
+            };
+            let tokens: std::collections::BTreeSet<u64> =
+                names.iter().flat_map(|node| (0..vnodes).map(move |vnode| place(node, vnode))).collect();
+            let tokens: Vec<u64> = tokens.into_iter().collect();
+            same_as_one_ring(&ring(names, vnodes, place), &tokens, hashes);
+        }
+    }
+
     #[test]
     fn the_hasher_hands_our_hashes_through() {
         for hash in [0, 1, u64::MAX] {
             assert_eq!(PrecomputedState.hash_one(HashedKey(hash)), hash);
-            assert_eq!(PrecomputedState.hash_one(&Token { at: hash, node: 3, position: 9 }), hash);
+            assert_eq!(PrecomputedState.hash_one(Token { at: hash, node: 3, position: 9 }), hash);
         }
     }
 }

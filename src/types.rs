@@ -74,8 +74,18 @@ impl NodeId {
 
 impl<'de> Deserialize<'de> for NodeId {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let name = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        Self::new(name).map_err(serde::de::Error::custom)
+        // not by way of a `String`: that would be a second allocation for each name that comes in
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = NodeId;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the name of a node")
+            }
+            fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<NodeId, E> {
+                NodeId::new(name).map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_str(Visitor)
     }
 }
 
@@ -167,6 +177,11 @@ impl Peer {
     /// One life of `node`.
     pub fn new(node: NodeId, incarnation: Incarnation) -> Self {
         Self { node, incarnation }
+    }
+
+    /// Whether it is equal because it is a clone of the same name, which is cheap to see. `false` tells nothing.
+    pub(crate) fn is_very(&self, other: &Self) -> bool {
+        self.incarnation == other.incarnation && Arc::ptr_eq(&self.node.0, &other.node.0)
     }
 }
 

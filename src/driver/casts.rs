@@ -168,12 +168,13 @@ impl Driver {
         let begun = self.node.broadcast(cast, &mut Out(self));
         self.pump();
         match begun {
-            Begun::Busy(cast) => Err(NotBegun::Busy(Box::new(cast))),
-            Begun::NoLink(cast) => Err(NotBegun::NoLink(Box::new(cast))),
+            Begun::Busy(cast) => Err(NotBegun::Busy(cast)),
+            Begun::NoLink(cast) => Err(NotBegun::NoLink(cast)),
             Begun::Sent { id, deliver_here } => {
                 self.stats.broadcasts.add(1);
-                if deliver_here && self.node.holds(group.as_bytes()) {
-                    self.deliver_local(&Message::new(group, body, id.clone(), headers), except);
+                let members = deliver_here.then(|| self.node.local_members(group.as_bytes()));
+                if let Some(members) = members.filter(|members| !members.is_empty()) {
+                    self.deliver_to(&members, &Message::new(group, body, id.clone(), headers), except);
                 }
                 Ok(id)
             }
@@ -203,7 +204,7 @@ impl Driver {
     /// Makes a broadcast when there is room, and waits for its receipt (`None` for one without).
     pub(crate) async fn cast(
         self: &Arc<Self>,
-        cast: NewCast,
+        mut cast: NewCast,
     ) -> Result<(BroadcastId, Option<Settled>), BroadcastError> {
         if nesting::is_inside() {
             let (reply, answer) = oneshot::channel();
@@ -213,13 +214,6 @@ impl Driver {
             }
             return answer.await.unwrap_or(Err(BroadcastError::Interrupted));
         }
-        self.cast_now(cast).await
-    }
-
-    async fn cast_now(
-        self: &Arc<Self>,
-        mut cast: NewCast,
-    ) -> Result<(BroadcastId, Option<Settled>), BroadcastError> {
         let mut waits = None;
         if !cast.at_most_once {
             let ticket = self.next_ticket();
@@ -227,7 +221,10 @@ impl Driver {
             cast.ticket = Some(ticket);
             waits = Some(Waits { casts: &self.casts, ticket, receiver, answered: false });
         }
-        let id = self.begin_when_room(cast).await?;
+        let id = match self.begin_at_once(cast) {
+            Ok(begun) => begun?,
+            Err(cast) => self.begin_in_turn(cast).await?,
+        };
         self.run_queued();
         match waits {
             None => Ok((id, None)),
@@ -244,17 +241,35 @@ impl Driver {
     }
 
     /// Waits in turn for room. Until it returns nothing has been sent.
-    async fn begin_when_room(self: &Arc<Self>, mut cast: NewCast) -> Result<BroadcastId, BroadcastError> {
+    async fn begin_when_room(self: &Arc<Self>, cast: NewCast) -> Result<BroadcastId, BroadcastError> {
+        match self.begin_at_once(cast) {
+            Ok(begun) => begun,
+            Err(cast) => self.begin_in_turn(cast).await,
+        }
+    }
+
+    /// Begins it if nobody waits for room and there is some, or gives it back. No future, because it would be moved
+    /// about with each broadcast, and those that wait are few.
+    fn begin_at_once(
+        self: &Arc<Self>,
+        cast: NewCast,
+    ) -> Result<Result<BroadcastId, BroadcastError>, Box<NewCast>> {
         // whoever waits is seldom: only then it matters who waits for which router
         let alone = self.casts.queued.load(Ordering::Acquire) == 0;
-        if alone || self.gate(&cast).queued.load(Ordering::Acquire) == 0 {
-            match self.begin(cast) {
-                Ok(id) => return Ok(id),
-                Err(NotBegun::NoLink(cast)) => return Err(no_such_node(*cast)),
-                Err(NotBegun::Busy(back)) => cast = *back,
-            }
-            self.stats.busy.add(1);
+        if !alone && self.gate(&cast).queued.load(Ordering::Acquire) != 0 {
+            return Err(Box::new(cast));
         }
+        match self.begin(cast) {
+            Ok(id) => Ok(Ok(id)),
+            Err(NotBegun::NoLink(cast)) => Ok(Err(no_such_node(*cast))),
+            Err(NotBegun::Busy(back)) => {
+                self.stats.busy.add(1);
+                Err(back)
+            }
+        }
+    }
+
+    async fn begin_in_turn(self: &Arc<Self>, mut cast: Box<NewCast>) -> Result<BroadcastId, BroadcastError> {
         let gate = self.gate(&cast);
         let _queued = [Queued::new(&gate.queued), Queued::new(&self.casts.queued)];
         let _turn = gate.turn.lock().await;
@@ -266,10 +281,10 @@ impl Driver {
             if self.is_stopped() {
                 return Err(BroadcastError::Stopped);
             }
-            match self.begin(cast) {
+            match self.begin(*cast) {
                 Ok(id) => return Ok(id),
                 Err(NotBegun::NoLink(cast)) => return Err(no_such_node(*cast)),
-                Err(NotBegun::Busy(back)) => cast = *back,
+                Err(NotBegun::Busy(back)) => cast = back,
             }
             room.await;
         }
@@ -431,7 +446,9 @@ impl Driver {
     pub(super) fn frame(self: &Arc<Self>, peer: &Peer, frame: Frame) {
         self.stats.frames_in.add(1);
         let mut late = Late::default();
-        self.input(peer, frame, self.now(), &mut late);
+        if let Some(hop) = self.input(peer, frame, self.now(), &mut late) {
+            self.node.delivered(peer, hop);
+        }
         self.pump();
         late.carry_out(self);
         self.run_queued();
@@ -440,23 +457,28 @@ impl Driver {
     /// What follows from all of them is carried out once: that is what makes a burst cheap.
     pub(super) fn frames(self: &Arc<Self>, peer: &Peer, frames: Vec<Frame>) {
         self.stats.frames_in.add(frames.len() as u64);
-        let (now, mut late) = (self.now(), Late::default());
+        let (now, mut late, mut delivered) = (self.now(), Late::default(), None);
         for frame in frames {
-            self.input(peer, frame, now, &mut late);
+            delivered = self.input(peer, frame, now, &mut late).or(delivered);
+        }
+        // acknowledged only now: the members have all of them
+        if let Some(hop) = delivered {
+            self.node.delivered(peer, hop);
         }
         self.pump();
         late.carry_out(self);
         self.run_queued();
     }
 
-    /// What follows from it is the caller's to carry out.
+    /// What follows from it is the caller's to carry out, and to tell the node of the last hop whose broadcast the
+    /// members here have; it comes back.
     #[cfg_attr(
         not(feature = "cache"),
         expect(unused_variables, reason = "only caches have something to do later")
     )]
-    fn input(self: &Arc<Self>, peer: &Peer, frame: Frame, now: Time, late: &mut Late) {
+    fn input(self: &Arc<Self>, peer: &Peer, frame: Frame, now: Time, late: &mut Late) -> Option<u64> {
         match wire::decode(&frame) {
-            Ok(wire::Heard::Data(message)) => self.data(peer, message, frame.body, now),
+            Ok(wire::Heard::Data(message)) => return self.data(peer, message, frame.body, now),
             Ok(wire::Heard::Control(message)) => {
                 self.node.handle_message(peer, message, &mut Out(self), now);
             }
@@ -473,6 +495,7 @@ impl Driver {
                 self.ignore(peer, error);
             }
         }
+        None
     }
 
     /// So many broadcasts of this peer came before there was a node, and more than could be kept: they count as
@@ -485,18 +508,16 @@ impl Driver {
         self.pump();
     }
 
-    fn data(self: &Arc<Self>, peer: &Peer, message: DataMessage, body: Bytes, now: Time) {
-        if let Some(delivery) = self.node.handle_data_frame(peer, message, body, &mut Out(self), now) {
-            let except = self.own_number(delivery.except.as_ref());
-            let (hop, targeted) = (delivery.hop, delivery.targeted);
-            let message = Message::new(delivery.group, delivery.body, delivery.id, delivery.headers);
-            let addressed = self.deliver_local(&message, except);
-            // acknowledged only now: the members have it
-            self.node.delivered(peer, hop);
-            if targeted && addressed == 0 {
-                self.node.tell_not_held(peer, message.group(), now);
-            }
+    fn data(self: &Arc<Self>, peer: &Peer, message: DataMessage, body: Bytes, now: Time) -> Option<u64> {
+        let delivery = self.node.handle_data_frame(peer, message, body, &mut Out(self), now)?;
+        let except = self.own_number(delivery.except.as_ref());
+        let (hop, targeted) = (delivery.hop, delivery.targeted);
+        let message = Message::new(delivery.group, delivery.body, delivery.id, delivery.headers);
+        let addressed = self.deliver_local(&message, except);
+        if targeted && addressed == 0 {
+            self.node.tell_not_held(peer, message.group(), now);
         }
+        Some(hop)
     }
 
     /// The connection with this peer, by the number that only this one has. `None` for this node itself, too.

@@ -38,7 +38,9 @@ use tokio::time::Instant;
 
 use crate::config::Config;
 use crate::error::StartError;
-use crate::node::{Effect, JoinRefused, Node, NodeEvent, Published, Settings, Status, Ticket, Time};
+use crate::node::{
+    Effect, JoinRefused, LocalMembers, Node, NodeEvent, Published, Settings, Status, Ticket, Time,
+};
 use crate::transport::{Inbound, Terms, Transport, TransportError, wire};
 use crate::types::{Group, Peer};
 use crate::view::{View, ViewHash};
@@ -336,6 +338,16 @@ impl Driver {
     /// Gives a message to the members of its group on this node; how many have been addressed.
     pub(crate) fn deliver_local(self: &Arc<Self>, message: &Message, except: Option<u64>) -> usize {
         let members = self.node.local_members(message.group().as_bytes());
+        self.deliver_to(&members, message, except)
+    }
+
+    /// The same to these.
+    pub(crate) fn deliver_to(
+        self: &Arc<Self>,
+        members: &LocalMembers<Member>,
+        message: &Message,
+        except: Option<u64>,
+    ) -> usize {
         let mut closed: Vec<Member> = Vec::new();
         let (mut accepted, mut dropped, mut addressed) = (0, 0, 0);
         nesting::inside(|| {

@@ -12,7 +12,9 @@
 //! say more than we understand. Decoding never panics, and never holds more than a small multiple of the head's
 //! own length: lengths inside are checked against what is left before anything is allocated.
 
-use std::cell::Cell;
+mod data;
+
+use std::cell::RefCell;
 
 use bytes::{Bytes, BytesMut};
 use serde::de::DeserializeOwned;
@@ -103,26 +105,29 @@ pub(crate) enum WireError {
 
 /// The head of a control or bulk frame; `None` if the message cannot be encoded, which no message of ours is.
 pub(crate) fn encode_control(message: &Message) -> Option<Bytes> {
-    encode(FAMILY_CONTROL, message)
+    encode(FAMILY_CONTROL, |head| postcard::to_extend(message, head).ok())
 }
 
 /// The head of a data frame; `None` as above.
 pub(crate) fn encode_data(message: &DataMessage) -> Option<Bytes> {
-    encode(FAMILY_DATA, message)
+    encode(FAMILY_DATA, |mut head| {
+        data::write(message, &mut head);
+        Some(head)
+    })
 }
 
 /// The head of a call's frame; `None` as above.
 pub(crate) fn encode_call(message: &CallMessage) -> Option<Bytes> {
-    encode(FAMILY_CALL, message)
+    encode(FAMILY_CALL, |head| postcard::to_extend(message, head).ok())
 }
 
 /// The head of a cache's frame; `None` as above.
-pub(crate) fn encode_cache(head: &CacheHead) -> Option<Bytes> {
-    encode(FAMILY_CACHE, head)
+pub(crate) fn encode_cache(message: &CacheHead) -> Option<Bytes> {
+    encode(FAMILY_CACHE, |head| postcard::to_extend(message, head).ok())
 }
 
 thread_local! {
-    static SCRATCH: Cell<Scratch> = Cell::default();
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
 /// Where heads are put together. Short ones share a block: an allocation each, and another one for the copy that a
@@ -138,23 +143,28 @@ const BLOCK: usize = 4 << 10;
 /// A longer head has a place of its own.
 const SHORT: usize = 512;
 
-fn encode(family: u8, message: &impl Serialize) -> Option<Bytes> {
-    let Scratch { mut head, mut block } = SCRATCH.try_with(Cell::take).unwrap_or_default();
-    head.extend_from_slice(&[MAJOR, MINOR, family]);
-    let mut head = postcard::to_extend(message, head).ok()?;
-    if head.len() > SHORT {
-        let _ = SCRATCH.try_with(|kept| kept.set(Scratch { head: Vec::new(), block }));
-        return Some(Bytes::from(head));
-    }
-    if block.capacity() < head.len() {
-        block = BytesMut::with_capacity(BLOCK);
-    }
-    block.extend_from_slice(&head);
-    let bytes = block.split().freeze();
-    head.clear();
-    // a thread that ends has no use for it
-    let _ = SCRATCH.try_with(|kept| kept.set(Scratch { head, block }));
-    Some(bytes)
+fn encode(family: u8, write: impl FnOnce(Vec<u8>) -> Option<Vec<u8>>) -> Option<Bytes> {
+    let mut write = Some(write);
+    let mut put_together = |scratch: &mut Scratch| {
+        let Scratch { head: room, block } = scratch;
+        let mut head = std::mem::take(room);
+        head.extend_from_slice(&[MAJOR, MINOR, family]);
+        let mut head = write.take()?(head)?;
+        if head.len() > SHORT {
+            return Some(Bytes::from(head));
+        }
+        if block.capacity() < head.len() {
+            *block = BytesMut::with_capacity(BLOCK);
+        }
+        block.extend_from_slice(&head);
+        head.clear();
+        *room = head;
+        Some(block.split().freeze())
+    };
+    let shared =
+        SCRATCH.try_with(|scratch| scratch.try_borrow_mut().ok().map(|mut it| put_together(&mut it)));
+    // a thread that ends has no room any more
+    shared.ok().flatten().unwrap_or_else(|| put_together(&mut Scratch::default()))
 }
 
 /// What the frame says.
@@ -184,7 +194,7 @@ pub(crate) fn decode(frame: &Frame) -> Result<Heard, WireError> {
         return Err(WireError::WrongLane { family, lane: frame.lane });
     }
     match family {
-        FAMILY_DATA => fields(message).map(Heard::Data),
+        FAMILY_DATA => data::read(message).map(Heard::Data),
         FAMILY_CALL => fields(message).map(Heard::Call),
         FAMILY_CACHE => fields(message).map(Heard::Cache),
         _ => fields(message).map(Heard::Control),

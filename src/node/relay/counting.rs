@@ -3,7 +3,7 @@ use super::*;
 use crate::config::Config;
 use crate::node::published::Status;
 use crate::ring::{Ring, RingConfig};
-use crate::types::Incarnation;
+use crate::types::{Incarnation, NodeId};
 use crate::view::View;
 
 struct All(Vec<(Peer, DataMessage)>);

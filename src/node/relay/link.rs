@@ -5,6 +5,9 @@ use std::collections::VecDeque;
 use crate::node::message::Routed;
 use crate::types::Peer;
 
+use super::numbered::Numbered;
+use super::router::Serving;
+
 /// Whose a frame on its way is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Errand {
@@ -43,7 +46,7 @@ pub(super) struct Link {
     /// Answers to the peer's broadcasts.
     pub(super) answers: VecDeque<Routed>,
     /// Broadcasts of the peer that are being relayed.
-    pub(super) serving: usize,
+    pub(super) serving: Numbered<Serving>,
 }
 
 impl Link {
@@ -59,7 +62,7 @@ impl Link {
             handled: 0,
             acknowledged: 0,
             answers: VecDeque::new(),
-            serving: 0,
+            serving: Numbered::new(),
         }
     }
 
@@ -91,11 +94,8 @@ impl Link {
             return None;
         }
         self.confirmed = self.confirmed.max(hop);
-        let mut done = Vec::new();
-        while self.in_flight.front().is_some_and(|(number, _)| *number <= hop) {
-            done.extend(self.in_flight.pop_front().map(|(_, errand)| errand));
-        }
-        Some(done)
+        let done = self.in_flight.partition_point(|(number, _)| *number <= hop);
+        Some(self.in_flight.drain(..done).map(|(_, errand)| errand).collect())
     }
 
     pub(super) fn arrive(&mut self, hop: u64) -> Arrival {

@@ -17,6 +17,8 @@
 #[cfg(test)]
 mod counting;
 mod link;
+mod links;
+mod numbered;
 mod origin;
 mod peers;
 mod router;
@@ -31,7 +33,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::types::{BroadcastId, Group, MemberId, NodeId, Peer};
+use crate::types::{BroadcastId, Group, MemberId, Peer};
 use crate::view::ViewHash;
 
 use super::Time;
@@ -42,8 +44,9 @@ use super::rules::{Mutation, Rules};
 use super::settings::Settings;
 
 use link::{Arrival, Link};
+use links::Links;
+use numbered::Numbered;
 use origin::Open;
-use router::Serving;
 use window::{Seen, Window};
 
 /// Answers that travel in one message.
@@ -111,9 +114,9 @@ pub struct NewCast {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Begun {
     /// No room: nothing was sent, and here it is again.
-    Busy(NewCast),
+    Busy(Box<NewCast>),
     /// The one node that it is for is not connected: nothing was sent, and here it is again.
-    NoLink(NewCast),
+    NoLink(Box<NewCast>),
     /// It is on its way, or done; [`Relay::poll_settled`] gives the receipt.
     Sent {
         /// Its id.
@@ -173,10 +176,9 @@ pub struct Relay {
     max_bytes: usize,
     window_ttl: Time,
     next_seq: u64,
-    open: BTreeMap<u64, Open>,
+    open: Numbered<Open>,
     open_bytes: usize,
-    serving: BTreeMap<(Peer, u64), Serving>,
-    links: BTreeMap<NodeId, Link>,
+    links: Links,
     windows: BTreeMap<Peer, Window>,
     settled: VecDeque<Settled>,
     wake: BTreeSet<Peer>,
@@ -195,10 +197,9 @@ impl Relay {
             max_bytes: settings.max_unacknowledged,
             window_ttl: settings.tombstone_ttl,
             next_seq: 1,
-            open: BTreeMap::new(),
+            open: Numbered::new(),
             open_bytes: 0,
-            serving: BTreeMap::new(),
-            links: BTreeMap::new(),
+            links: Links::default(),
             windows: BTreeMap::new(),
             settled: VecDeque::new(),
             wake: BTreeSet::new(),
@@ -214,7 +215,7 @@ impl Relay {
 
     /// Broadcasts of others that this node relays.
     pub fn serving(&self) -> usize {
-        self.serving.len()
+        self.links.iter().map(|link| link.serving.len()).sum()
     }
 
     /// Frames that did not fit the contract: out of order, out of range, or of unknown peers.
@@ -225,9 +226,9 @@ impl Relay {
     /// How many entries all queues, maps and windows have together.
     pub fn footprint(&self) -> usize {
         self.open.len()
-            + self.serving.len()
+            + self.serving()
             + self.windows.values().map(Window::len).sum::<usize>()
-            + self.links.values().map(|l| l.in_flight() + l.unsent.len() + l.answers.len()).sum::<usize>()
+            + self.links.iter().map(|l| l.in_flight() + l.unsent.len() + l.answers.len()).sum::<usize>()
             + self.settled.len()
     }
 
@@ -236,11 +237,11 @@ impl Relay {
     /// # Errors
     /// What is wrong.
     pub fn check_invariants(&self) -> Result<(), String> {
-        let bytes: usize = self.open.values().map(Open::size).sum();
+        let bytes: usize = self.open.iter().map(|(_, open)| open.size()).sum();
         if bytes != self.open_bytes {
             return Err(format!("{bytes} bytes are open, {} are counted", self.open_bytes));
         }
-        for (seq, open) in &self.open {
+        for (seq, open) in self.open.iter() {
             if let Some(gone) = open.waits_for().find(|p| self.link(p).is_none()) {
                 return Err(format!("broadcast {seq} waits for {gone}, which is not connected"));
             }
@@ -248,11 +249,11 @@ impl Relay {
                 return Err(format!("broadcast {seq} waits for nothing and is open"));
             }
         }
-        for ((origin, seq), serving) in &self.serving {
+        for (origin, seq, serving) in self.all_serving() {
             if let Some(gone) = serving.pending.iter().find(|p| self.link(p).is_none_or(|l| l.suspect)) {
                 return Err(format!("{origin}:{seq} waits for {gone}, which cannot answer"));
             }
-            if serving.pending.is_empty() || self.link(origin).is_none() {
+            if serving.pending.is_empty() {
                 return Err(format!("{origin}:{seq} waits for nothing and is served"));
             }
         }
@@ -260,15 +261,15 @@ impl Relay {
     }
 
     fn link(&self, peer: &Peer) -> Option<&Link> {
-        self.links.get(&peer.node).filter(|link| link.peer == *peer)
+        self.links.get(peer)
     }
 
     fn link_mut(&mut self, peer: &Peer) -> Option<&mut Link> {
-        self.links.get_mut(&peer.node).filter(|link| link.peer == *peer)
+        self.links.get_mut(peer)
     }
 
     fn peers(&self) -> Vec<Peer> {
-        self.links.values().map(|link| link.peer.clone()).collect()
+        self.links.iter().map(|link| link.peer.clone()).collect()
     }
 
     /// Everything of this node below this number is settled and never sent again.
@@ -276,7 +277,7 @@ impl Relay {
         if self.rules.breaks(Mutation::FloorRunsAhead) {
             return self.next_seq;
         }
-        self.open.first_key_value().map_or(self.next_seq, |(seq, _)| *seq)
+        self.open.first().unwrap_or(self.next_seq)
     }
 }
 
@@ -284,10 +285,10 @@ impl Relay {
 impl Relay {
     /// A peer is connected: from now on broadcasts reach it.
     pub fn handle_peer_up(&mut self, peer: &Peer, wire: &mut impl Wire) {
-        if let Some(earlier) = self.links.get(&peer.node).map(|link| link.peer.clone()) {
+        if let Some(earlier) = self.links.named(&peer.node).map(|link| link.peer.clone()) {
             self.handle_peer_down(&earlier, wire);
         }
-        self.links.insert(peer.node.clone(), Link::new(peer.clone()));
+        self.links.insert(Link::new(peer.clone()));
     }
 
     /// A peer's link makes no progress: what waits for it as router is flooded, and nothing else waits for it.
@@ -311,9 +312,8 @@ impl Relay {
         if self.link(peer).is_none() {
             return;
         }
-        self.links.remove(&peer.node);
+        self.links.remove(peer);
         self.wake.remove(peer);
-        self.serving.retain(|(origin, _), _| origin != peer);
         self.give_up_serving(peer);
         self.give_up_router(peer, wire);
         self.forget_target(peer);
@@ -369,7 +369,7 @@ impl Relay {
     /// This node's members have what arrived as this hop.
     pub fn delivered(&mut self, from: &Peer, hop: u64) {
         if self.link_mut(from).is_some_and(|link| link.handled(hop)) {
-            self.wake.insert(from.clone());
+            self.wake(from);
         }
     }
 
@@ -413,13 +413,17 @@ impl Relay {
     /// Time has gone by: windows of origins that are long gone are freed, full queues are tried again.
     pub fn handle_timeout(&mut self, wire: &mut impl Wire, now: Time) {
         let (links, ttl) = (&self.links, self.window_ttl);
-        self.windows.retain(|origin, window| {
-            links.get(&origin.node).is_some_and(|link| link.peer == *origin)
-                || window.used.saturating_add(ttl) > now
-        });
+        self.windows
+            .retain(|origin, window| links.get(origin).is_some() || window.used.saturating_add(ttl) > now);
         let waiting: Vec<Peer> =
-            self.links.values().filter(|l| !l.unsent.is_empty()).map(|l| l.peer.clone()).collect();
+            self.links.iter().filter(|l| !l.unsent.is_empty()).map(|l| l.peer.clone()).collect();
         waiting.iter().for_each(|peer| self.handle_room(peer, wire));
+    }
+
+    fn wake(&mut self, peer: &Peer) {
+        if !self.wake.contains(peer) {
+            self.wake.insert(peer.clone());
+        }
     }
 
     /// Whether members here have not had this broadcast yet.

@@ -52,6 +52,18 @@ impl Open {
         self.router.is_none() && self.waiting.is_empty()
     }
 
+    fn cast(&self, id: BroadcastId, floor: u64, hop: u64, at_most_once: bool) -> Cast {
+        Cast {
+            hop,
+            id,
+            floor,
+            group: self.group.clone(),
+            except: self.except.clone(),
+            at_most_once,
+            headers: self.headers.clone(),
+        }
+    }
+
     fn new(cast: NewCast, reach: Reach, nodes: usize) -> Self {
         let NewCast { group, body, except, headers, ticket, .. } = cast;
         Self {
@@ -87,7 +99,7 @@ impl Relay {
             || (!self.open.is_empty()
                 && self.open_bytes + kept_bytes(&cast.group, &cast.headers, &cast.body) > self.max_bytes);
         if full && !cast.at_most_once {
-            return Begun::Busy(cast);
+            return Begun::Busy(Box::new(cast));
         }
         let deliver_here = match &cast.audience {
             Audience::Group => true,
@@ -97,7 +109,7 @@ impl Relay {
             && *peer != self.me
             && self.link(peer).is_none()
         {
-            return Begun::NoLink(cast);
+            return Begun::NoLink(Box::new(cast));
         }
         let seq = self.next_seq;
         let id = BroadcastId::new(self.me.clone(), seq);
@@ -105,7 +117,7 @@ impl Relay {
             Way::Router(router, hash) => {
                 // the first frame decides whether it begins at all: before it nothing has an id
                 if self.link(&router).is_some_and(|link| !link.unsent.is_empty()) {
-                    return Begun::Busy(cast);
+                    return Begun::Busy(Box::new(cast));
                 }
                 match self.ask_router(seq, &router, hash, &cast, wire) {
                     Sent::Accepted => {
@@ -114,7 +126,7 @@ impl Relay {
                             self.open_with_router(seq, router, cast);
                         }
                     }
-                    Sent::Busy => return Begun::Busy(cast),
+                    Sent::Busy => return Begun::Busy(Box::new(cast)),
                     // its end is about to be reported
                     Sent::NoLink => {
                         self.send_to_peers(seq, self.peers(), false, Reach::Flooded, 1, cast, wire)
@@ -131,7 +143,7 @@ impl Relay {
 
     /// Nobody waits for this receipt any more; the broadcast itself is finished all the same.
     pub fn abandon(&mut self, seq: u64) {
-        if let Some(open) = self.open.get_mut(&seq) {
+        if let Some(open) = self.open.get_mut(seq) {
             open.ticket = None;
         }
     }
@@ -176,9 +188,9 @@ impl Relay {
     ) -> Sent {
         // this broadcast is open from now on, so the floor is at most its own number
         let floor = self.floor().min(seq);
-        let Some(hop) = self.link(router).map(|link| link.next_hop()) else { return Sent::NoLink };
+        let Some(link) = self.links.get_mut(router) else { return Sent::NoLink };
         let head = Cast {
-            hop,
+            hop: link.next_hop(),
             id: BroadcastId::new(self.me.clone(), seq),
             floor,
             group: cast.group.clone(),
@@ -188,10 +200,7 @@ impl Relay {
         };
         let sent = wire.try_send(router, DataMessage::Route { cast: head, hash }, &cast.body);
         if sent == Sent::Accepted {
-            let errand = if cast.at_most_once { Errand::Nobody } else { Errand::Own(seq) };
-            if let Some(link) = self.link_mut(router) {
-                link.sent(errand);
-            }
+            link.sent(if cast.at_most_once { Errand::Nobody } else { Errand::Own(seq) });
         }
         sent
     }
@@ -233,14 +242,14 @@ impl Relay {
 
     /// One try each, and it is forgotten.
     fn send_once(&mut self, seq: u64, peers: &[Peer], targeted: bool, wire: &mut impl Wire) {
-        let Some(open) = self.open.remove(&seq) else { return };
+        let Some(open) = self.open.remove(seq) else { return };
         self.open_bytes -= open.size();
+        let floor = self.floor().min(seq);
         for peer in peers {
-            let Some(link) = self.link(peer).filter(|link| link.unsent.is_empty()) else { continue };
-            let cast = self.cast(seq, &open, link.next_hop(), true);
-            if wire.try_send(peer, DataMessage::Deliver { cast, targeted }, &open.body) == Sent::Accepted
-                && let Some(link) = self.link_mut(peer)
-            {
+            let link = self.links.get_mut(peer);
+            let Some(link) = link.filter(|link| link.unsent.is_empty()) else { continue };
+            let cast = open.cast(BroadcastId::new(self.me.clone(), seq), floor, link.next_hop(), true);
+            if wire.try_send(peer, DataMessage::Deliver { cast, targeted }, &open.body) == Sent::Accepted {
                 link.sent(Errand::Nobody);
             }
         }
@@ -249,7 +258,7 @@ impl Relay {
     /// Sends an open broadcast to a peer, in order behind what waits for room there.
     fn send_or_queue(&mut self, seq: u64, peer: &Peer, targeted: bool, wire: &mut impl Wire) {
         let Some(waits) = self.link(peer).map(|link| !link.unsent.is_empty()) else { return };
-        let Some(open) = self.open.get_mut(&seq) else { return };
+        let Some(open) = self.open.get_mut(seq) else { return };
         if !open.sent_to.insert(peer.clone()) {
             return;
         }
@@ -264,36 +273,17 @@ impl Relay {
     /// Tries to send an open broadcast to a peer that it waits for. Gives no receipt: the caller may have more
     /// peers to send to, and a broadcast that waits for nobody in between would be closed before it has been.
     pub(super) fn send_own(&mut self, seq: u64, peer: &Peer, targeted: bool, wire: &mut impl Wire) -> Sent {
-        let Some(open) = self.open.get(&seq) else { return Sent::NoLink };
-        let Some(hop) = self.link(peer).map(|link| link.next_hop()) else { return Sent::NoLink };
-        let cast = self.cast(seq, open, hop, false);
+        let floor = self.floor().min(seq);
+        let Some(open) = self.open.get_mut(seq) else { return Sent::NoLink };
+        let Some(link) = self.links.get_mut(peer) else { return Sent::NoLink };
+        let cast = open.cast(BroadcastId::new(self.me.clone(), seq), floor, link.next_hop(), false);
         let sent = wire.try_send(peer, DataMessage::Deliver { cast, targeted }, &open.body);
         match sent {
-            Sent::Accepted => {
-                if let Some(link) = self.link_mut(peer) {
-                    link.sent(Errand::Own(seq));
-                }
-            }
+            Sent::Accepted => link.sent(Errand::Own(seq)),
             Sent::Busy => {}
-            Sent::NoLink => {
-                if let Some(open) = self.open.get_mut(&seq) {
-                    open.waiting.remove(peer);
-                }
-            }
+            Sent::NoLink => drop(open.waiting.remove(peer)),
         }
         sent
-    }
-
-    fn cast(&self, seq: u64, open: &Open, hop: u64, at_most_once: bool) -> Cast {
-        Cast {
-            hop,
-            id: BroadcastId::new(self.me.clone(), seq),
-            floor: self.floor().min(seq),
-            group: open.group.clone(),
-            except: open.except.clone(),
-            at_most_once,
-            headers: open.headers.clone(),
-        }
     }
 
     /// A peer has handled one of our frames.
@@ -302,7 +292,7 @@ impl Relay {
             Errand::Nobody => {}
             Errand::Served(origin, seq) => self.served(&origin, seq, from),
             Errand::Own(seq) => {
-                let Some(open) = self.open.get_mut(&seq) else { return };
+                let Some(open) = self.open.get_mut(seq) else { return };
                 if !open.waiting.remove(from) {
                     return;
                 }
@@ -316,7 +306,7 @@ impl Relay {
 
     /// A router's answer: who it could not serve, or whom a flood of its has reached.
     pub(super) fn handle_routed(&mut self, from: &Peer, answer: Routed, wire: &mut impl Wire) {
-        let Some(open) = self.open.get_mut(&answer.seq) else { return };
+        let Some(open) = self.open.get_mut(answer.seq) else { return };
         if open.router.as_ref() != Some(from) {
             return; // given up and flooded meanwhile
         }
@@ -345,7 +335,7 @@ impl Relay {
     /// in the queue to it, so it still waits for that.
     pub(super) fn give_up_router(&mut self, router: &Peer, wire: &mut impl Wire) {
         if self.rules.breaks(Mutation::NoFloodOnDeadRouter) {
-            for open in self.open.values_mut().filter(|open| open.router.as_ref() == Some(router)) {
+            for (_, open) in self.open.iter_mut().filter(|(_, open)| open.router.as_ref() == Some(router)) {
                 open.router = None;
             }
             return;
@@ -354,10 +344,10 @@ impl Relay {
             .open
             .iter()
             .filter(|(_, open)| open.router.as_ref() == Some(router))
-            .map(|(seq, _)| *seq)
+            .map(|(seq, _)| seq)
             .collect();
         for seq in waiting {
-            if let Some(open) = self.open.get_mut(&seq) {
+            if let Some(open) = self.open.get_mut(seq) {
                 open.router = None;
                 open.reach = Reach::Flooded;
                 // it may have handled its own copy and owe only the answer
@@ -371,24 +361,24 @@ impl Relay {
 
     /// This peer is gone: nothing waits for it.
     pub(super) fn forget_target(&mut self, peer: &Peer) {
-        self.open.values_mut().for_each(|open| {
+        self.open.iter_mut().for_each(|(_, open)| {
             open.waiting.remove(peer);
         });
     }
 
     pub(super) fn give_receipts(&mut self) {
-        let all: Vec<u64> = self.open.keys().copied().collect();
+        let all: Vec<u64> = self.open.iter().map(|(seq, _)| seq).collect();
         all.into_iter().for_each(|seq| self.give_receipt(seq));
     }
 
     /// Gives the receipt when nobody but suspects is waited for, and closes the broadcast when nobody is.
     pub(super) fn give_receipt(&mut self, seq: u64) {
         let links = &self.links;
-        let Some(open) = self.open.get_mut(&seq) else { return };
+        let Some(open) = self.open.get_mut(seq) else { return };
         if open.router.is_some() {
             return;
         }
-        let suspect = |peer: &Peer| links.get(&peer.node).is_some_and(|l| l.peer == *peer && l.suspect);
+        let suspect = |peer: &Peer| links.get(peer).is_some_and(|link| link.suspect);
         if open.waiting.iter().all(suspect)
             && let Some(ticket) = open.ticket.take()
         {
@@ -397,7 +387,7 @@ impl Relay {
         }
         if open.waiting.is_empty() {
             self.open_bytes -= open.size();
-            self.open.remove(&seq);
+            self.open.discard(seq);
             self.room = true;
         }
     }

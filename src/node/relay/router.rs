@@ -38,11 +38,12 @@ impl Relay {
             self.violations += 1;
             return;
         }
-        let key = (origin.clone(), cast.id.seq);
-        let crowded = self.link(origin).is_some_and(|link| link.serving as u64 >= self.window);
-        if self.serving.contains_key(&key) {
+        let (window, seq) = (self.window, cast.id.seq);
+        let Some(link) = self.link(origin) else { return };
+        if link.serving.contains(seq) {
             return;
         }
+        let crowded = link.serving.len() as u64 >= window;
         let decision = world.target_peers(cast.group.as_bytes(), hash);
         let (targets, holders) = match decision {
             Ok(targets) => {
@@ -68,12 +69,9 @@ impl Relay {
             return;
         }
         if serving.pending.is_empty() {
-            self.answer(origin, cast.id.seq, serving);
-        } else {
-            self.serving.insert(key, serving);
-            if let Some(link) = self.link_mut(origin) {
-                link.serving += 1;
-            }
+            self.answer(origin, seq, serving);
+        } else if let Some(link) = self.link_mut(origin) {
+            link.serving.insert(seq, serving);
         }
     }
 
@@ -86,9 +84,8 @@ impl Relay {
         body: &Bytes,
         wire: &mut impl Wire,
     ) -> bool {
-        let Some(link) = self.link(to).filter(|link| !link.suspect && link.unsent.is_empty()) else {
-            return false;
-        };
+        let link = self.links.get_mut(to).filter(|link| !link.suspect && link.unsent.is_empty());
+        let Some(link) = link else { return false };
         let mut cast = cast.clone();
         cast.hop = link.next_hop();
         let errand = match cast.at_most_once {
@@ -96,7 +93,7 @@ impl Relay {
             false => Errand::Served(cast.id.origin.clone(), cast.id.seq),
         };
         let accepted = wire.try_send(to, DataMessage::Deliver { cast, targeted }, body) == Sent::Accepted;
-        if accepted && let Some(link) = self.link_mut(to) {
+        if accepted {
             link.sent(errand);
         }
         accepted
@@ -104,36 +101,42 @@ impl Relay {
 
     /// A target has handled its copy.
     pub(super) fn served(&mut self, origin: &Peer, seq: u64, by: &Peer) {
-        let key = (origin.clone(), seq);
-        let Some(serving) = self.serving.get_mut(&key) else { return };
+        let Some(link) = self.link_mut(origin) else { return };
+        let Some(serving) = link.serving.get_mut(seq) else { return };
         if serving.pending.remove(by) && serving.holders.is_none() {
             serving.reached.push(by.clone());
         }
-        if serving.pending.is_empty() {
-            self.finish(&key);
+        if serving.pending.is_empty()
+            && let Some(serving) = link.serving.remove(seq)
+        {
+            self.answer(origin, seq, serving);
         }
     }
 
     /// This peer cannot be counted on: what waits for it is the origins' to send.
     pub(super) fn give_up_serving(&mut self, peer: &Peer) {
         let mut finished = Vec::new();
-        for (key, serving) in &mut self.serving {
-            if serving.pending.remove(peer) {
-                serving.failed.push(peer.clone());
-                if serving.pending.is_empty() {
-                    finished.push(key.clone());
+        for link in self.links.iter_mut() {
+            let mut done = Vec::new();
+            for (seq, serving) in link.serving.iter_mut() {
+                if serving.pending.remove(peer) {
+                    serving.failed.push(peer.clone());
+                    if serving.pending.is_empty() {
+                        done.push(seq);
+                    }
                 }
             }
+            finished.extend(done.into_iter().filter_map(|seq| {
+                let serving = link.serving.remove(seq)?;
+                Some((link.peer.clone(), seq, serving))
+            }));
         }
-        finished.iter().for_each(|key| self.finish(key));
+        finished.into_iter().for_each(|(origin, seq, serving)| self.answer(&origin, seq, serving));
     }
 
-    fn finish(&mut self, key: &(Peer, u64)) {
-        let Some(serving) = self.serving.remove(key) else { return };
-        if let Some(link) = self.link_mut(&key.0) {
-            link.serving = link.serving.saturating_sub(1);
-        }
-        self.answer(&key.0, key.1, serving);
+    /// Everything that is being relayed: whose, its number.
+    pub(super) fn all_serving(&self) -> impl Iterator<Item = (&Peer, u64, &Serving)> {
+        self.links.iter().flat_map(|link| link.serving.iter().map(|(seq, it)| (&link.peer, seq, it)))
     }
 
     fn answer(&mut self, origin: &Peer, seq: u64, mut serving: Serving) {
@@ -146,7 +149,7 @@ impl Relay {
         };
         if let Some(link) = self.link_mut(origin) {
             link.answers.push_back(Routed { seq, outcome });
-            self.wake.insert(origin.clone());
+            self.wake(origin);
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::config::Config;
-use crate::types::Incarnation;
+use crate::types::{Incarnation, NodeId};
 
 struct Nowhere;
 

@@ -58,9 +58,10 @@
 //! which is before its [`Effect::Down`] is carried out. So a router that counts the frames of a session never has
 //! one of them in another: one session may replace another of the same peer in one step.
 
+mod dirty;
 mod news;
-mod packet;
-mod pieces;
+pub(crate) mod packet;
+pub(crate) mod pieces;
 mod rules;
 mod session;
 
@@ -74,6 +75,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use serde::{Deserialize, Serialize};
 
+use dirty::Dirty;
 use news::News;
 pub use packet::Packet;
 use packet::{Heard, Hello, LINK_VERSION, PacketError, PerLane, Word};
@@ -374,7 +376,7 @@ pub struct Links {
     /// The highest incarnation that was up of each name.
     known: BTreeMap<NodeId, Incarnation>,
     timers: BTreeSet<(Time, Timer)>,
-    dirty: BTreeSet<RawId>,
+    dirty: Dirty,
     effects: VecDeque<Effect>,
     /// How many of `effects` report a peer up.
     ups: usize,
@@ -404,7 +406,7 @@ impl Links {
             sessions: BTreeMap::new(),
             known: BTreeMap::new(),
             timers: BTreeSet::new(),
-            dirty: BTreeSet::new(),
+            dirty: Dirty::default(),
             effects: VecDeque::new(),
             ups: 0,
             scratch: BytesMut::new(),
@@ -584,7 +586,19 @@ impl Links {
     /// [`SendError`], which gives the frame back. There is no link to a peer whose [`Effect::Up`] waits to be
     /// carried out: whoever sends now still means the session before.
     pub fn try_send(&mut self, to: &Peer, frame: Frame, now: Time) -> Result<(), SendError> {
-        self.tick(now);
+        self.try_send_at(to, frame, || now)
+    }
+
+    /// The same where it costs something to read the clock: it is read only if this frame is the first that waits.
+    ///
+    /// # Errors
+    /// As [`Links::try_send`].
+    pub fn try_send_at(
+        &mut self,
+        to: &Peer,
+        frame: Frame,
+        clock: impl FnOnce() -> Time,
+    ) -> Result<(), SendError> {
         let session = self.sessions.get_mut(&to.node);
         let Some(session) = session.filter(|session| session.peer == *to && session.reported) else {
             return Err(SendError::NoLink(frame));
@@ -595,11 +609,18 @@ impl Links {
         if frame.len() > self.config.max_frame {
             return Err(SendError::TooLarge(frame));
         }
+        let waits = session.outstanding();
+        if !waits {
+            self.now = self.now.max(clock());
+        }
         session.push(frame, &self.config, self.now).map_err(SendError::Busy)?;
         if let Some(raw) = session.raw {
             self.dirty.insert(raw);
         }
-        arm(&mut self.timers, &self.config, session);
+        // where something waits already, one more changes no deadline
+        if !waits {
+            arm(&mut self.timers, &self.config, session);
+        }
         Ok(())
     }
 
@@ -625,7 +646,7 @@ impl Links {
             while session.confirmed
                 && let Some((number, piece)) = session.next_piece()
             {
-                raw.out.push_back(packet::encode_piece(number, &piece, &mut self.scratch));
+                raw.out.push_back(packet::encode_piece(number, piece, &mut self.scratch));
             }
             raw.out.push_back(packet::encode_word(&Word::Down));
         }
@@ -656,7 +677,12 @@ impl Links {
     /// [`Effect::Up`] is only ever the first, so that what comes before it has been carried out as well.
     pub fn take_effects(&mut self) -> VecDeque<Effect> {
         if self.ups == 0 {
-            return std::mem::take(&mut self.effects);
+            if self.effects.is_empty() {
+                return VecDeque::new();
+            }
+            // the next burst is about as long as this one
+            let next = VecDeque::with_capacity(self.effects.len());
+            return std::mem::replace(&mut self.effects, next);
         }
         let is_up = |effect: &Effect| matches!(effect, Effect::Up(_));
         let next = self.effects.iter().skip(1).position(is_up).map_or(self.effects.len(), |place| place + 1);
@@ -718,8 +744,28 @@ impl Links {
         self.timers.first().map(|(at, _)| *at)
     }
 
+    /// The frames that [`Links::poll_output`] would give next, each with its number, while `write` says that it takes
+    /// more: for whoever lays them out without a packet for each. Ask it for words first (`frames: false`).
+    #[cfg(feature = "tcp")]
+    pub(crate) fn poll_pieces(&mut self, raw: RawId, mut write: impl FnMut(u64, &Piece) -> bool) {
+        if self.raws.get(&raw).is_none_or(|state| state.phase != Phase::Live) {
+            return;
+        }
+        let Some(session) = self.session_on(raw).filter(|session| session.confirmed) else { return };
+        while let Some((number, piece)) = session.next_piece() {
+            if !write(number, piece) {
+                return;
+            }
+        }
+    }
+
     fn poll_session(&mut self, raw: RawId, frames: bool) -> Output {
-        let Some(session) = self.session_on(raw) else { return Output::Idle };
+        let Some(node) = self.raws.get(&raw).and_then(|state| state.peer.as_ref()).map(|peer| &peer.node)
+        else {
+            return Output::Idle;
+        };
+        let session = self.sessions.get_mut(node).filter(|session| session.raw == Some(raw));
+        let Some(session) = session else { return Output::Idle };
         if session.ack_due {
             session.ack_due = false;
             return Output::Packet(packet::encode_word(&Word::Ack { received: session.received }));
@@ -728,7 +774,7 @@ impl Links {
             return Output::Idle;
         }
         match session.next_piece() {
-            Some((number, piece)) => Output::Packet(packet::encode_piece(number, &piece, &mut self.scratch)),
+            Some((number, piece)) => Output::Packet(packet::encode_piece(number, piece, &mut self.scratch)),
             None => Output::Idle,
         }
     }
@@ -1436,7 +1482,7 @@ impl Links {
     fn forget(&mut self, raw: RawId) {
         self.set_raw_timer(raw, None);
         self.raws.remove(&raw);
-        self.dirty.remove(&raw);
+        self.dirty.remove(raw);
     }
 }
 

@@ -29,7 +29,7 @@ const FRAME: u8 = 0xf0;
 /// As a frame, but others of the same lane follow that belong to it.
 const PIECE: u8 = 0xf1;
 /// Kind, lane and number.
-const FRAME_PREFIX: usize = 10;
+pub(crate) const FRAME_PREFIX: usize = 10;
 
 /// The unit of a raw connection: delivered whole and in order, or not at all once the connection breaks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -171,16 +171,21 @@ pub(crate) fn encode_word(word: &Word) -> Packet {
     Packet { head: head.into(), body: Bytes::new() }
 }
 
+/// What stands before the head of a frame, or of a piece of one.
+pub(crate) fn piece_prefix(number: u64, piece: &Piece) -> [u8; FRAME_PREFIX] {
+    let kind = if piece.more { PIECE } else { FRAME };
+    let [a, b, c, d, e, f, g, h] = number.to_le_bytes();
+    [kind, piece.part.lane.index() as u8, a, b, c, d, e, f, g, h]
+}
+
 /// `scratch` gives the room for the head, so that many frames share one allocation.
 pub(crate) fn encode_piece(number: u64, piece: &Piece, scratch: &mut BytesMut) -> Packet {
-    let Piece { part: frame, more } = piece;
+    let frame = &piece.part;
     let needed = FRAME_PREFIX + frame.head.len();
     if scratch.capacity() < needed {
         scratch.reserve(needed.max(16 << 10));
     }
-    scratch.put_u8(if *more { PIECE } else { FRAME });
-    scratch.put_u8(frame.lane.index() as u8);
-    scratch.put_u64_le(number);
+    scratch.extend_from_slice(&piece_prefix(number, piece));
     scratch.extend_from_slice(&frame.head);
     Packet { head: scratch.split().freeze(), body: frame.body.clone() }
 }

@@ -132,7 +132,11 @@ impl Session {
             return Err(frame);
         }
         lane.bytes += frame.len();
-        lane.frames.extend(cut(frame, config.piece_bytes));
+        if frame.len() <= config.piece_bytes {
+            lane.frames.push_back(Piece { part: frame, more: false });
+        } else {
+            lane.frames.extend(cut(frame, config.piece_bytes));
+        }
         if !outstanding {
             (self.progress_at, self.moved_at) = (now, now);
         }
@@ -154,7 +158,7 @@ impl Session {
     }
 
     /// The next piece to write, with its number: the most urgent lane first, but none waits for ever.
-    pub(crate) fn next_piece(&mut self) -> Option<(u64, Piece)> {
+    pub(crate) fn next_piece(&mut self) -> Option<(u64, &Piece)> {
         let mut waiting = self.out.iter().enumerate().filter(|(_, lane)| lane.written < lane.frames.len());
         let first = waiting.next()?.0;
         let second = waiting.next().map(|(index, _)| index);
@@ -164,9 +168,9 @@ impl Session {
         };
         self.passed_over = if second.is_some() && index == first { self.passed_over + 1 } else { 0 };
         let lane = &mut self.out[index];
-        let frame = lane.frames.get(lane.written)?.clone();
+        let piece = lane.frames.get(lane.written)?;
         lane.written += 1;
-        Some((lane.acked + lane.written as u64, frame))
+        Some((lane.acked + lane.written as u64, piece))
     }
 
     /// Takes an acknowledgement; whether it was progress.
@@ -340,7 +344,7 @@ mod tests {
             }
         }
         let lanes: Vec<Lane> =
-            std::iter::from_fn(|| s.next_piece()).map(|(_, piece)| piece.part.lane).collect();
+            std::iter::from_fn(|| s.next_piece().map(|(_, piece)| piece.part.lane)).collect();
         assert!(lanes[..200].iter().all(|lane| *lane == Lane::Control));
         let bulk_before_the_last_data = lanes[200..].iter().take(200).filter(|l| **l == Lane::Bulk).count();
         assert!((1..20).contains(&bulk_before_the_last_data), "{bulk_before_the_last_data}");

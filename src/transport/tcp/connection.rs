@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::mesh::{Alive, Mesh, Polled, Read};
 use super::record::{self, Batch, Record};
-use crate::transport::link::{Packet, RawId};
+use crate::transport::link::RawId;
 use crate::types::NodeId;
 
 /// How much is read at once, in bytes, if that much has come.
@@ -177,7 +177,8 @@ impl Reader {
 
     fn decode(&mut self, read: &mut Read) -> Result<(), record::Malformed> {
         let max_frame = self.mesh.settings.link.max_frame;
-        while let Some(record) = record::decode(&mut self.buffer, max_frame)? {
+        let mut whole = record::split_whole(&mut self.buffer, max_frame)?;
+        while let Some(record) = record::decode(&mut whole)? {
             match record {
                 Record::Packet(packet) => read.packets.push(packet),
                 Record::Message(message) => read.messages.push_back(message),
@@ -216,15 +217,11 @@ impl Writer {
     }
 
     async fn write_all(&mut self, deadline: &mut watch::Receiver<Option<Instant>>) -> io::Result<()> {
-        let mut packets: Vec<Packet> = Vec::new();
         let mut batch = Batch::default();
         loop {
             // taken before and written after: the word that makes a link must not come behind the first message
             let messages = std::mem::take(&mut *self.connection.messages.lock());
-            let polled = self.mesh.output(&self.connection, &mut packets);
-            for packet in packets.drain(..) {
-                batch.packet(packet);
-            }
+            let polled = self.mesh.output(&self.connection, &mut batch);
             if polled == Polled::Later {
                 self.connection.put_back(messages);
             } else {

@@ -12,6 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
+use smallvec::SmallVec;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
@@ -19,6 +20,7 @@ use super::auth::RefusalCause;
 use super::builder::Settings;
 use super::connection::Connection;
 use super::discovery::MemberInfo;
+use super::record::Batch;
 use super::stats::Counted;
 use crate::transport::link::{Effect, Links, Output, Packet, RawId, Refusal, Time};
 use crate::transport::rooms::Rooms;
@@ -28,7 +30,7 @@ use crate::types::{Incarnation, NodeId, Peer};
 /// How much is taken from the links at once for one connection, in bytes: what comes after it waits no longer
 /// than this takes to write.
 const OUTPUT_BYTES: usize = 128 << 10;
-/// And in packets.
+/// And in frames.
 const OUTPUT_PACKETS: usize = 1024;
 /// How many messages of the mesh may wait for its task; more are dropped and counted.
 const MAX_MESSAGES: usize = 1024;
@@ -202,8 +204,7 @@ impl Mesh {
             MutexGuard::unlocked(&mut state, || self.effects(effects));
         }
         state.running = false;
-        let mut writers: Vec<Arc<Connection>> = Vec::new();
-        writers.extend(dirty(&mut state));
+        let mut writers = dirty(&mut state);
         let hungry = std::mem::take(&mut state.hungry);
         writers.extend(hungry.iter().filter_map(|raw| state.connections.get(raw).cloned()));
         let alarm = is_early(&state) || !state.events.is_empty();
@@ -323,8 +324,8 @@ impl Drop for Ended<'_> {
 }
 
 /// The connections with something to write.
-fn dirty(state: &mut State) -> Vec<Arc<Connection>> {
-    let mut dirty = Vec::new();
+fn dirty(state: &mut State) -> SmallVec<[Arc<Connection>; 4]> {
+    let mut dirty = SmallVec::new();
     while let Some(raw) = state.links.poll_dirty() {
         if let Some(connection) = state.connections.get(&raw) {
             if state.links.is_closing(raw) {
@@ -407,19 +408,16 @@ impl Mesh {
     }
 
     /// Takes what is to be written. It comes in the order of urgency, and not too much at once.
-    pub(super) fn output(&self, connection: &Connection, into: &mut Vec<Packet>) -> Polled {
+    pub(super) fn output(&self, connection: &Connection, into: &mut Batch) -> Polled {
         let mut state = self.state.lock();
         if state.running {
             state.hungry.insert(connection.raw);
             return Polled::Later;
         }
-        let mut bytes = 0;
-        while bytes < OUTPUT_BYTES && into.len() < OUTPUT_PACKETS {
-            match state.links.poll_output(connection.raw, true) {
-                Output::Packet(packet) => {
-                    bytes += packet.len();
-                    into.push(packet);
-                }
+        // the link's own words are few, and come before the frames
+        loop {
+            match state.links.poll_output(connection.raw, false) {
+                Output::Packet(packet) => into.packet(packet),
                 Output::Close => {
                     state.connections.remove(&connection.raw);
                     state.events.push(Event::Check(connection.node.clone()));
@@ -428,11 +426,17 @@ impl Mesh {
                     self.wake.notify_one();
                     return Polled::Closed;
                 }
-                Output::Idle if into.is_empty() => return Polled::Idle,
                 Output::Idle => break,
             }
         }
-        Polled::More
+        let (mut bytes, mut count) = (0, 0);
+        state.links.poll_pieces(connection.raw, |number, piece| {
+            into.piece(number, piece);
+            bytes += piece.part.len();
+            count += 1;
+            bytes < OUTPUT_BYTES && count < OUTPUT_PACKETS
+        });
+        if into.is_empty() { Polled::Idle } else { Polled::More }
     }
 
     /// Says goodbye to everybody: what is queued is still written, within bounds of time.
@@ -492,7 +496,7 @@ pub(super) enum Polled {
 impl Mesh {
     pub(super) fn try_send(&self, to: &Peer, frame: Frame) -> Result<(), SendError> {
         let mut state = self.state.lock();
-        state.links.try_send(to, frame, self.now())?;
+        state.links.try_send_at(to, frame, || self.now())?;
         if state.running {
             // whoever carries out effects lets it be written afterwards
             return Ok(());

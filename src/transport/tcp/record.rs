@@ -13,7 +13,10 @@ use std::io::IoSlice;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
+use crate::transport::Frame;
 use crate::transport::link::Packet;
+use crate::transport::link::packet::{FRAME_PREFIX, piece_prefix};
+use crate::transport::link::pieces::Piece;
 
 const LENGTH: usize = 4;
 const PACKET: u8 = 0;
@@ -24,6 +27,8 @@ const PACKET_PREFIX: usize = 5;
 pub(super) const MAX_MESSAGE: usize = 64 << 10;
 /// A part this long is written from where it lies; a shorter one is cheaper to copy than to point at.
 const COPY_BELOW: usize = 4 << 10;
+/// Short parts are copied into blocks of this size.
+const BLOCK: usize = 32 << 10;
 /// How many parts one write may have.
 const MAX_SLICES: usize = 64;
 /// What a link packet may need besides head and body of its frame.
@@ -42,43 +47,56 @@ pub(super) enum Record {
 #[error("a record is malformed or too long")]
 pub(super) struct Malformed;
 
-/// Takes the next record off the buffer, without copying it; `None` if it has not all come.
+/// Takes the records that are whole off the buffer, without copying them.
 ///
 /// `max_frame`: the longest frame, head and body, in bytes.
-pub(super) fn decode(buffer: &mut BytesMut, max_frame: usize) -> Result<Option<Record>, Malformed> {
-    let Some((length, rest)) = buffer.split_first_chunk::<LENGTH>() else { return Ok(None) };
+pub(super) fn split_whole(buffer: &mut BytesMut, max_frame: usize) -> Result<Bytes, Malformed> {
+    let mut end = 0;
+    while let Some((length, rest)) = buffer.get(end..).and_then(|rest| rest.split_first_chunk::<LENGTH>()) {
+        let length = u32::from_le_bytes(*length) as usize;
+        if length == 0 {
+            return Err(Malformed);
+        }
+        let Some(&kind) = rest.first() else { break };
+        let longest = match kind {
+            PACKET => max_frame.saturating_add(PACKET_PREFIX + LINK_PREFIX),
+            _ => MAX_MESSAGE,
+        };
+        if length > longest {
+            return Err(Malformed);
+        }
+        if rest.len() < length {
+            break;
+        }
+        end += LENGTH + length;
+    }
+    Ok(buffer.split_to(end).freeze())
+}
+
+/// Takes the next record off those that are whole; `None` after the last.
+pub(super) fn decode(whole: &mut Bytes) -> Result<Option<Record>, Malformed> {
+    let Some((length, rest)) = whole.split_first_chunk::<LENGTH>() else { return Ok(None) };
     let length = u32::from_le_bytes(*length) as usize;
-    let Some(&kind) = rest.first() else {
-        return if length == 0 { Err(Malformed) } else { Ok(None) };
+    let kind = match rest.first() {
+        Some(kind) if length <= rest.len() && length > 0 => *kind,
+        _ => return Err(Malformed),
     };
-    let longest = match kind {
-        PACKET => max_frame.saturating_add(PACKET_PREFIX + LINK_PREFIX),
-        _ => MAX_MESSAGE,
+    if kind != PACKET {
+        whole.advance(LENGTH + 1);
+        let message = whole.split_to(length - 1);
+        return Ok(Some(if kind == MESSAGE { Record::Message(message) } else { Record::Unknown }));
+    }
+    let head = match rest.split_first_chunk::<PACKET_PREFIX>() {
+        Some((&[_, a, b, c, d], _)) if length >= PACKET_PREFIX => u32::from_le_bytes([a, b, c, d]) as usize,
+        _ => return Err(Malformed),
     };
-    if length == 0 || length > longest {
+    if head > length - PACKET_PREFIX {
         return Err(Malformed);
     }
-    if rest.len() < length {
-        return Ok(None);
-    }
-    buffer.advance(LENGTH);
-    let mut record = buffer.split_to(length).freeze();
-    record.advance(1);
-    match kind {
-        PACKET => {
-            if record.len() < LENGTH {
-                return Err(Malformed);
-            }
-            let head = record.get_u32_le() as usize;
-            if head > record.len() {
-                return Err(Malformed);
-            }
-            let head = record.split_to(head);
-            Ok(Some(Record::Packet(Packet { head, body: record })))
-        }
-        MESSAGE => Ok(Some(Record::Message(record))),
-        _ => Ok(Some(Record::Unknown)),
-    }
+    whole.advance(LENGTH + PACKET_PREFIX);
+    let body = length - PACKET_PREFIX - head;
+    let packet = Packet { head: whole.split_to(head), body: whole.split_to(body) };
+    Ok(Some(Record::Packet(packet)))
 }
 
 /// How many bytes are missing until the next record is whole, as far as can be told.
@@ -98,19 +116,33 @@ pub(super) struct Batch {
 
 impl Batch {
     pub(super) fn packet(&mut self, packet: Packet) {
-        let Packet { head, body } = packet;
-        let (Ok(length), Ok(head_length)) =
-            (u32::try_from(PACKET_PREFIX + head.len() + body.len()), u32::try_from(head.len()))
-        else {
+        if self.packet_prefix(packet.head.len(), packet.body.len()) {
+            self.part(&packet.head);
+            self.part(&packet.body);
+        }
+    }
+
+    /// The packet that this would be.
+    pub(super) fn piece(&mut self, number: u64, piece: &Piece) {
+        let Frame { head, body, .. } = &piece.part;
+        if self.packet_prefix(FRAME_PREFIX + head.len(), body.len()) {
+            self.room(FRAME_PREFIX);
+            self.tail.extend_from_slice(&piece_prefix(number, piece));
+            self.part(head);
+            self.part(body);
+        }
+    }
+
+    /// Whether it may be written at all.
+    fn packet_prefix(&mut self, head: usize, body: usize) -> bool {
+        let (Ok(length), Ok(head)) = (u32::try_from(PACKET_PREFIX + head + body), u32::try_from(head)) else {
             // the builder does not allow frames of 4 GiB
-            return;
+            return false;
         };
         self.room(LENGTH + PACKET_PREFIX);
-        self.tail.put_u32_le(length);
-        self.tail.put_u8(PACKET);
-        self.tail.put_u32_le(head_length);
-        self.part(head);
-        self.part(body);
+        let ([a, b, c, d], [e, f, g, h]) = (length.to_le_bytes(), head.to_le_bytes());
+        self.tail.extend_from_slice(&[a, b, c, d, PACKET, e, f, g, h]);
+        true
     }
 
     /// A message that is too long is left out.
@@ -122,23 +154,25 @@ impl Batch {
         self.room(LENGTH + 1);
         self.tail.put_u32_le(length);
         self.tail.put_u8(MESSAGE);
-        self.part(message);
+        self.part(&message);
     }
 
     fn room(&mut self, bytes: usize) {
         if self.tail.capacity() - self.tail.len() < bytes {
-            self.tail.reserve(bytes.max(16 << 10));
+            // another block, because a larger one would have to be filled again
+            self.seal();
+            self.tail.reserve(bytes.max(BLOCK));
         }
     }
 
-    fn part(&mut self, part: Bytes) {
+    fn part(&mut self, part: &Bytes) {
         if part.len() < COPY_BELOW {
             self.room(part.len());
-            self.tail.extend_from_slice(&part);
+            self.tail.extend_from_slice(part);
             return;
         }
         self.seal();
-        self.parts.push_back(part);
+        self.parts.push_back(part.clone());
     }
 
     fn seal(&mut self) {
@@ -172,12 +206,23 @@ impl Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::Lane;
+    use crate::transport::link::packet::encode_piece;
     use proptest::prelude::*;
 
     const MAX: usize = 1 << 20;
 
     fn packet(head: usize, body: usize) -> Packet {
         Packet { head: vec![1; head].into(), body: vec![2; body].into() }
+    }
+
+    fn decode(buffer: &mut BytesMut, max_frame: usize) -> Result<Option<Record>, Malformed> {
+        let mut whole = split_whole(buffer, max_frame)?;
+        let first = super::decode(&mut whole)?;
+        // what is left is put back
+        let rest = std::mem::replace(buffer, BytesMut::from(&whole[..]));
+        buffer.extend_from_slice(&rest);
+        Ok(first)
     }
 
     /// Writes everything, so much at a time.
@@ -203,6 +248,17 @@ mod tests {
             written(&mut batch, 100),
             [8, 0, 0, 0, 0, 2, 0, 0, 0, b'a', b'b', b'c', 2, 0, 0, 0, 1, b'm']
         );
+    }
+
+    #[test]
+    fn a_piece_is_written_as_its_packet() {
+        for (more, body) in [(false, 3), (true, 3), (false, COPY_BELOW)] {
+            let piece = Piece { part: Frame::new(Lane::Data, "head", vec![7; body]), more };
+            let (mut direct, mut packed) = (Batch::default(), Batch::default());
+            direct.piece(300, &piece);
+            packed.packet(encode_piece(300, &piece, &mut BytesMut::new()));
+            assert_eq!(written(&mut direct, usize::MAX), written(&mut packed, usize::MAX));
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ fn confirms_alone(accepted_before: bool, accepted_since: bool) -> bool {
         accept(&mut net);
     }
     net.settle();
-    net.group(&[primary.clone()]);
+    net.group(std::slice::from_ref(&primary));
     net.run(2_000);
     if accepted_since {
         accept(&mut net);
