@@ -24,7 +24,7 @@ const FOUND: &[(Mutation, u64)] = &[
     (Mutation::AckBeforeMajority, 10),
     (Mutation::BirthUnasked, 3),
     (Mutation::CopyNotOffered, 4),
-    (Mutation::OneCopyIsQuorum, 432),
+    (Mutation::OneCopyIsQuorum, 160),
     (Mutation::TokenIgnored, 1),
     (Mutation::HandOverUnflushed, 124),
     (Mutation::AnswersForgotten, 61),

@@ -324,3 +324,21 @@ fn deletes_are_forgotten_by_time() {
     net.write(1, &put(ticket as i64)).unwrap();
     assert!(net.copies.iter().all(|copy| copy.poll_timeout().is_none_or(|at| at > net.now + ttl)), "idle");
 }
+
+// caught by: any stream taken that the primary of today has begun, however long ago
+#[test]
+fn a_stream_from_before_another_primary_took_over_is_refused() {
+    let mut net = Net::new(3, 3, CacheConfig::new("c"));
+    let decided = net.group.config(id()).unwrap().clone();
+    let primary = decided.epoch.primary.clone();
+    net.write(1, &put(1)).unwrap();
+    assert_eq!(net.copies[1].data.as_ref().unwrap().newest(), Some(decided.epoch.counter));
+    // as if it had led before, and somebody else in between
+    let mut late = decided.clone();
+    late.epoch.counter -= 1;
+    let open = |stream, config: &Decided| CopyMessage::Open { stream, config: config.clone() };
+    net.with(1, |copy, ctx| copy.handle_message(&primary, open(900, &late), ctx));
+    assert!(!net.copies[1].follows(&primary, 900), "its writes would replace later ones");
+    net.with(1, |copy, ctx| copy.handle_message(&primary, open(901, &decided), ctx));
+    assert!(net.copies[1].follows(&primary, 901));
+}
