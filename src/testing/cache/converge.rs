@@ -74,7 +74,8 @@ pub(super) fn converge(cluster: &mut Cluster, seed: u64) -> Result<Duration, Vio
         cluster.run_for(2 * ttl + Duration::from_secs(10))?;
         cluster.judge_rest()?;
         let (tombstones, kept) = cluster.leftovers();
-        if tombstones > 0 {
+        // a side of too few nodes forgets nothing
+        if tombstones > 0 && cluster.may_write() {
             return Err(Violation::new("leftovers", format!("{tombstones} tombstones stay for ever")));
         }
         if kept > 20_000 {
