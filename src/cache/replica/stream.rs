@@ -163,7 +163,15 @@ impl Replica {
         let peers: BTreeSet<&Peer> =
             peers.filter(|peer| *peer != ctx.me && ctx.members.reach(peer)).collect();
         let lives = |peer: &Peer| ctx.members.live.contains(peer) && ctx.rules.breaks(Mutation::OutOfOrder);
-        leading.streams.retain(|peer, _| peers.contains(peer) || lives(peer));
+        let announced = &mut leading.announced;
+        leading.streams.retain(|peer, _| {
+            let kept = peers.contains(peer) || lives(peer);
+            if !kept {
+                // it has a copy, and may have been told before it had one
+                announced.insert(peer.clone(), false);
+            }
+            kept
+        });
         let new: Vec<Peer> =
             peers.into_iter().filter(|peer| !leading.streams.contains_key(*peer)).cloned().collect();
         for peer in new {
