@@ -143,12 +143,12 @@ impl Peers {
         })
     }
 
-    /// Whether nobody of the view is unknown, the scope has found out who is there, and all who take part and can be
-    /// reached are in the view. Without the last a node could begin what one of those, who has it in its own view
-    /// already, has just begun.
+    /// Whether nobody of the view is unknown, the scope has found out who is there, and all who can be reached and take
+    /// part, or have not said so yet, are in the view. Without the last a node could begin what one of those, who has it
+    /// in its own view already, has just begun.
     pub(super) fn is_complete(&self) -> bool {
         let joins = |(peer, known): (&Peer, &Known)| {
-            known.link && matches!(known.said, Said::Open { .. }) && !self.view.contains(peer)
+            known.link && matches!(known.said, Said::Open { .. } | Said::Nothing) && !self.view.contains(peer)
         };
         self.settled && self.unknown().next().is_none() && !self.known.iter().any(joins)
     }
