@@ -307,12 +307,12 @@ impl Replica {
             M::Inquire { attempt, known } => self.on_inquire(from, attempt, known, ctx),
             M::Promise { attempt, report } => self.on_promise(from, &attempt, report, ctx),
             M::Refuse { attempt, promised, config, effective } => {
-                self.on_refuse(&attempt, promised, config, effective, ctx);
+                self.on_refuse(from, &attempt, promised, config, effective, ctx);
             }
             M::Nominate { seen, config, effective, accept_loss, replace } => {
                 self.on_nominate(&seen, config, effective, Nomination::new(accept_loss, replace, ctx), ctx);
             }
-            M::AcceptLoss => self.accept_loss_here(ctx),
+            M::AcceptLoss => self.on_accept_loss(ctx),
             M::NewConfig { config, lineage, since, effective, goes_on, stream } => {
                 self.on_new_config(
                     from,
@@ -385,12 +385,7 @@ impl Replica {
     /// The operator accepts that acknowledged writes of this partition may be lost: it goes on with the copies that
     /// can be reached. It may be said to any node.
     pub(crate) fn accept_loss(&mut self, ctx: Context<'_>) {
-        let owners = self.config().map_or(&[][..], |config| &config.owners);
-        let actor = owners.iter().find(|owner| ctx.members.live.contains(*owner));
-        match actor.filter(|actor| *actor != ctx.me && ctx.members.reach(actor)).cloned() {
-            Some(actor) => self.send(&actor, Lane::Control, ReplicaMessage::AcceptLoss),
-            None => self.accept_loss_here(ctx),
-        }
+        self.on_accept_loss(ctx);
         self.settle(ctx);
     }
 

@@ -309,15 +309,22 @@ impl Replica {
 
     pub(super) fn on_refuse(
         &mut self,
+        from: &Peer,
         attempt: &Epoch,
         promised: Option<Epoch>,
         config: Option<Config>,
         effective: bool,
         ctx: Context<'_>,
     ) {
-        self.seen = self.seen.max(promised.map_or(0, |promised| counter_of(&promised)));
+        self.seen = self.seen.max(promised.as_ref().map_or(0, counter_of));
         let ours = self.inquiry.as_ref().is_some_and(|inquiry| inquiry.attempt == *attempt);
+        let leads =
+            |config: &Config| config.epoch.primary == *from && promised.as_ref() == Some(&config.epoch);
         if ours {
+            // nobody has to take over from a primary in force, whoever has asked for it
+            if effective && config.as_ref().is_some_and(leads) {
+                self.nominated = None;
+            }
             self.back_off(ctx);
         }
         // news takes the waiting away
@@ -361,8 +368,21 @@ impl Replica {
         self.nominated = Some(Box::new(nomination));
     }
 
+    /// The operator's word is for the node that is to act: the first living owner. Where somebody else knows of a newer
+    /// config, or of fewer that live, it is passed on with what is known here, so always to a newer config or nearer to
+    /// its first owner. A node that is not the first must not keep it: it would take over from a primary that is well.
+    pub(super) fn on_accept_loss(&mut self, ctx: Context<'_>) {
+        let (config, effective) = self.known_config();
+        let owners = config.as_ref().map_or(&[][..], |config| &config.owners);
+        let first = owners.iter().find(|owner| ctx.members.live.contains(*owner));
+        let first = first.filter(|first| *first != ctx.me && ctx.members.reach(first)).cloned();
+        let (Some(first), Some(config)) = (first, config) else { return self.accept_loss_here(ctx) };
+        self.send(&first, Lane::Control, ReplicaMessage::Known { config, effective });
+        self.send(&first, Lane::Control, ReplicaMessage::AcceptLoss);
+    }
+
     /// Goes on with what there is, as the operator says.
-    pub(super) fn accept_loss_here(&mut self, ctx: Context<'_>) {
+    fn accept_loss_here(&mut self, ctx: Context<'_>) {
         self.stalled = None;
         if let Role::Leading(leading) = &mut self.role {
             leading.accept_loss = true;
