@@ -323,6 +323,7 @@ impl CacheNode {
         pending.repeated |= pending.unsure || (pending.doubt.is_some() && !again);
         let partition = pending.partition;
         let operation = pending.operation.clone();
+        pending.sendings = pending.sendings.saturating_add(1);
         let options = pending.forwarded(now, again);
         pending.patience = now.saturating_add(Duration::from_millis(options.patience_ms.into()));
         let epoch = match hint {
@@ -465,6 +466,7 @@ impl Pending {
             at_least: self.options.at_least.clone(),
             patience_ms: u32::try_from(left.as_millis()).unwrap_or(u32::MAX).max(1),
             again,
+            attempt: self.sendings,
         }
     }
 
@@ -486,15 +488,19 @@ impl CacheNode {
         &mut self,
         from: &Peer,
         request: u64,
+        attempt: u32,
         result: Result<Reply, CacheError>,
         now: Duration,
     ) {
         let Some(pending) = self.pending.get(request) else { return };
+        let current = attempt == pending.sendings;
         match &pending.state {
             State::Sent { to, .. } if to == from => {}
             State::Sent { .. } | State::Waiting | State::AtReplica | State::Quorum(_) => return,
         }
         match result {
+            // what was sent since may be carried out yet, and is answered too
+            Err(error) if error.applied() == Applied::No && !current => {}
             Err(error) if error.applied() == Applied::No => self.refused(request, error, now),
             Err(error) if self.may_repeat(request, &error, now) => self.repeat(request, error, now),
             other => self.end_with(request, other),
@@ -503,7 +509,11 @@ impl CacheNode {
 
     /// An operation that was to be forwarded has not been sent, for want of room.
     pub fn not_sent(&mut self, to: &Peer, request: u64, now: Duration) {
-        self.handle_answer(to, request, Err(CacheError::Busy), now);
+        let sent = |pending: &Pending| matches!(&pending.state, State::Sent { to: peer, .. } if peer == to);
+        if self.pending.get(request).is_some_and(sent) {
+            // an earlier sending may have arrived: that doubt stays
+            self.end_with(request, Err(CacheError::Busy));
+        }
         let (result, nobody) = (Err(CacheError::Busy), Vec::new());
         let copy = quorum::Copy { epoch: None, owners: nobody, covers: None, end: None, result };
         self.handle_copy(to, request, copy, now);

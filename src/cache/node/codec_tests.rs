@@ -29,6 +29,7 @@ pub(crate) fn samples() -> Vec<CacheMessage> {
         at_least: vec![version.clone()],
         patience_ms: 4500,
         again: true,
+        attempt: 2,
     };
     let pattern = RecordPattern::new(pattern!["k", _, var(1)]).unwrap();
     let operations = [
@@ -72,7 +73,7 @@ pub(crate) fn samples() -> Vec<CacheMessage> {
         epoch: Some(epoch.clone()),
     }));
     for result in results {
-        all.push(CacheMessage::Answer { request: 300, result: result.clone() });
+        all.push(CacheMessage::Answer { request: 300, attempt: 1, result: result.clone() });
         let owners = vec![peer("a"), peer("b")];
         all.push(CacheMessage::Copy {
             request: 300,
@@ -124,13 +125,13 @@ fn errors_do_not_nest() {
         failed: vec![(PartitionId::new(1), CacheError::Busy)],
         refused: Vec::new(),
     };
-    let said = bytes_of(&CacheMessage::Answer { request: 1, result: Err(error.clone()) });
+    let said = bytes_of(&CacheMessage::Answer { request: 1, attempt: 1, result: Err(error.clone()) });
     assert!(matches!(decode(&said), Err(CodecError::Malformed { .. })));
     let inner = postcard::to_stdvec(&CacheError::Busy).unwrap();
     let batch = postcard::to_stdvec(&error).unwrap();
     let level = &batch[..batch.len() - inner.len()];
     let deep: Vec<u8> = level.iter().copied().cycle().take(level.len() * 200_000).chain(inner).collect();
-    let kind = bytes_of(&CacheMessage::Answer { request: 1, result: Err(CacheError::Busy) })[0];
+    let kind = bytes_of(&CacheMessage::Answer { request: 1, attempt: 1, result: Err(CacheError::Busy) })[0];
     let mut said = vec![kind, 1, 1];
     said.extend(postcard::to_stdvec(&deep).unwrap());
     assert!(matches!(decode(&said), Err(CodecError::Malformed { .. })));
@@ -159,6 +160,7 @@ fn what_has_no_encoding_leaves_the_buffer_as_it_was() {
             at_least: Vec::new(),
             patience_ms: 1,
             again: false,
+            attempt: 1,
         },
         epoch: None,
     };

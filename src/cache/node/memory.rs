@@ -37,7 +37,8 @@ struct Answered {
 /// One peer's operations.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
-    under_way: BTreeMap<u64, Duration>,
+    /// The last sending of each, and until when it matters.
+    under_way: BTreeMap<u64, (u32, Duration)>,
     answered: VecDeque<Answered>,
     /// All at or below it may be forgotten, and until when that matters.
     forgotten: Option<(u64, Duration)>,
@@ -57,8 +58,10 @@ impl Memory {
         self.len() == 0 && self.forgotten.is_none()
     }
 
-    pub(super) fn look(&self, request: u64, again: bool) -> Remembered {
-        if self.under_way.contains_key(&request) {
+    /// What is known of an operation, of which this sending has come.
+    pub(super) fn look(&mut self, request: u64, again: bool, attempt: u32) -> Remembered {
+        if let Some((last, _)) = self.under_way.get_mut(&request) {
+            *last = attempt.max(*last);
             return Remembered::UnderWay;
         }
         // only what was sent again can be here, and it is rare
@@ -74,16 +77,22 @@ impl Memory {
         }
     }
 
-    pub(super) fn begin(&mut self, request: u64, until: Duration) {
-        self.under_way.insert(request, until);
+    pub(super) fn begin(&mut self, request: u64, attempt: u32, until: Duration) {
+        self.under_way.insert(request, (attempt, until));
     }
 
-    pub(super) fn end(&mut self, request: u64, result: &Result<Reply, CacheError>, now: Duration) {
-        let Some(until) = self.under_way.remove(&request) else { return };
+    /// How it ended; to which sending of it that is to be said, if it was known at all.
+    pub(super) fn end(
+        &mut self,
+        request: u64,
+        result: &Result<Reply, CacheError>,
+        now: Duration,
+    ) -> Option<u32> {
+        let (attempt, until) = self.under_way.remove(&request)?;
         self.expire(now);
         // what has changed nothing may be tried again, and what found nobody to serve must be
         if matches!(result, Err(error) if error.applied() == crate::cache::error::Applied::No) {
-            return;
+            return Some(attempt);
         }
         if self.answered.len() == ANSWERS
             && let Some(oldest) = self.answered.pop_front()
@@ -92,6 +101,7 @@ impl Memory {
             self.forgotten = Some((last.max(oldest.request), long.max(oldest.until)));
         }
         self.answered.push_back(Answered { request, until, result: result.clone() });
+        Some(attempt)
     }
 
     /// Forgets what nobody can ask for any more.
@@ -121,14 +131,14 @@ mod tests {
     fn what_was_forgotten_is_not_taken_for_new() {
         let mut memory = Memory::default();
         for request in 1..=ANSWERS as u64 + 1 {
-            memory.begin(request, at(1000));
-            assert_eq!(memory.look(request, true), Remembered::UnderWay);
+            memory.begin(request, 1, at(1000));
+            assert_eq!(memory.look(request, true, 1), Remembered::UnderWay);
             memory.end(request, &done(request), at(1));
         }
-        assert_eq!(memory.look(1, true), Remembered::Forgotten);
-        assert_eq!(memory.look(1, false), Remembered::New, "it is sent for the first time");
-        assert_eq!(memory.look(2, true), Remembered::Answered(done(2)));
-        assert_eq!(memory.look(9999, true), Remembered::New);
+        assert_eq!(memory.look(1, true, 1), Remembered::Forgotten);
+        assert_eq!(memory.look(1, false, 1), Remembered::New, "it is sent for the first time");
+        assert_eq!(memory.look(2, true, 1), Remembered::Answered(done(2)));
+        assert_eq!(memory.look(9999, true, 1), Remembered::New);
         assert_eq!(memory.len(), ANSWERS);
         memory.expire(at(1001));
         assert!(memory.is_empty());
@@ -137,11 +147,22 @@ mod tests {
     #[test]
     fn what_changed_nothing_is_tried_again() {
         let mut memory = Memory::default();
-        memory.begin(1, at(1000));
+        memory.begin(1, 1, at(1000));
         memory.end(1, &Err(CacheError::Busy), at(1));
-        assert_eq!(memory.look(1, true), Remembered::New);
-        memory.begin(2, at(1000));
+        assert_eq!(memory.look(1, true, 1), Remembered::New);
+        memory.begin(2, 1, at(1000));
         memory.end(2, &Err(CacheError::NotEnoughAcks { got: 1, need: 2 }), at(1));
-        assert!(matches!(memory.look(2, true), Remembered::Answered(Err(_))));
+        assert!(matches!(memory.look(2, true, 1), Remembered::Answered(Err(_))));
+    }
+
+    // caught by: an answer to the sending that came first
+    #[test]
+    fn the_last_sending_is_the_one_that_is_answered() {
+        let mut memory = Memory::default();
+        memory.begin(1, 1, at(1000));
+        assert_eq!(memory.look(1, true, 3), Remembered::UnderWay);
+        assert_eq!(memory.look(1, true, 2), Remembered::UnderWay);
+        assert_eq!(memory.end(1, &Err(CacheError::Busy), at(1)), Some(3));
+        assert_eq!(memory.end(1, &Err(CacheError::Busy), at(1)), None);
     }
 }

@@ -57,6 +57,8 @@ pub enum CacheMessage {
     Answer {
         /// The number.
         request: u64,
+        /// To which sending of it.
+        attempt: u32,
         /// How it ended.
         #[serde(with = "super::codec::answered")]
         result: Result<Reply, CacheError>,
@@ -131,4 +133,7 @@ pub struct ForwardOptions {
     pub patience_ms: u32,
     /// It was sent before, and whether it arrived is not known.
     pub again: bool,
+    /// Which sending of the operation this is. A refusal of an earlier one says nothing of a later one, which may have
+    /// arrived after it.
+    pub attempt: u32,
 }

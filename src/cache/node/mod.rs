@@ -352,7 +352,9 @@ impl CacheNode {
             CacheMessage::Forward { request, partition, operation, options, epoch } => {
                 self.handle_forward(from, request, partition, operation, options, epoch, now);
             }
-            CacheMessage::Answer { request, result } => self.handle_answer(from, request, result, now),
+            CacheMessage::Answer { request, attempt, result } => {
+                self.handle_answer(from, request, attempt, result, now);
+            }
             CacheMessage::Copy { request, epoch, owners, covers, end, result } => {
                 self.handle_copy(from, request, quorum::Copy { epoch, owners, covers, end, result }, now);
             }

@@ -58,6 +58,8 @@ pub(super) struct Pending {
     pub(super) state: State,
     /// How often it was tried.
     pub(super) attempts: u32,
+    /// How often it was sent.
+    pub(super) sendings: u32,
     /// Who serves, as the last node that was asked wrongly said.
     pub(super) hint: Option<(Peer, Option<Epoch>)>,
     /// The highest epoch in which somebody was said to serve.
@@ -86,6 +88,7 @@ impl Pending {
             options,
             state: State::Waiting,
             attempts: 0,
+            sendings: 0,
             hint: None,
             followed: None,
             doubt: None,

@@ -42,12 +42,13 @@ impl CacheNode {
         if self.peers.life_of(from).is_none() {
             return;
         }
+        let attempt = options.attempt;
         let Some(place) = self.place(partition) else {
             let result = Err(CacheError::WrongOwner { partition, primary: None, epoch: None });
-            return self.answer(from, request, result);
+            return self.answer(from, request, attempt, result);
         };
         if let Err(error) = operation.check(&self.config, partition) {
-            return self.answer(from, request, Err(error));
+            return self.answer(from, request, attempt, Err(error));
         }
         match operation {
             // a strong cache has one who knows everything
@@ -56,22 +57,22 @@ impl CacheNode {
             }
             Operation::Read(read) => {
                 let result = self.read_for(partition, &read, &options, epoch.as_ref(), now);
-                self.answer(from, request, result);
+                self.answer(from, request, attempt, result);
             }
             Operation::Write(op) => {
                 let result = self.write_for(from, request, place, &op, &options, epoch.as_ref(), now);
                 if let Some(result) = result {
-                    self.answer(from, request, result);
+                    self.answer(from, request, attempt, result);
                 }
             }
         }
     }
 
     /// Says how it ended, if there is still a link to say it on.
-    fn answer(&mut self, to: &Peer, request: u64, result: Result<Reply, CacheError>) {
+    fn answer(&mut self, to: &Peer, request: u64, attempt: u32, result: Result<Reply, CacheError>) {
         if self.peers.can_answer(to) {
             let (result, bytes) = self.fitting(result);
-            self.send(to.clone(), lane_for(bytes), CacheMessage::Answer { request, result });
+            self.send(to.clone(), lane_for(bytes), CacheMessage::Answer { request, attempt, result });
         }
     }
 
@@ -141,8 +142,8 @@ impl CacheNode {
         now: Duration,
     ) -> Option<Result<Reply, CacheError>> {
         let partition = self.partition_at(place);
-        let memory = self.memories.get(from).filter(|_| !self.rules.breaks(Mutation::AnswersForgotten));
-        let remembered = memory.map(|memory| memory.look(request, options.again));
+        let memory = self.memories.get_mut(from).filter(|_| !self.rules.breaks(Mutation::AnswersForgotten));
+        let remembered = memory.map(|memory| memory.look(request, options.again, options.attempt));
         match remembered.unwrap_or(Remembered::New) {
             Remembered::New => {}
             Remembered::UnderWay => return None,
@@ -168,7 +169,7 @@ impl CacheNode {
         }
         // somewhat longer than the caller waits: its time was cut when it sent this
         let until = deadline.saturating_add(patience / 4).saturating_add(Duration::from_secs(1));
-        self.memories.entry(from.clone()).or_default().begin(request, until);
+        self.memories.entry(from.clone()).or_default().begin(request, options.attempt, until);
         self.served.insert(id, Served { origin: from.clone(), request });
         None
     }
@@ -176,10 +177,9 @@ impl CacheNode {
     /// A replica has ended the write of another node.
     pub(super) fn handle_served(&mut self, id: u64, result: Result<Reply, CacheError>, now: Duration) {
         let Some(Served { origin, request }) = self.served.remove(&id) else { return };
-        if let Some(memory) = self.memories.get_mut(&origin) {
-            memory.end(request, &result, now);
-        }
-        self.answer(&origin, request, result);
+        let ended = self.memories.get_mut(&origin).and_then(|memory| memory.end(request, &result, now));
+        let attempt = ended.unwrap_or_default();
+        self.answer(&origin, request, attempt, result);
     }
 
     /// Drops what nobody can ask about any more.

@@ -27,6 +27,7 @@ fn a_forwarded_operation_is_carried_out_by_the_primary_or_by_nobody() {
             at_least: Vec::new(),
             patience_ms: 1000,
             again: false,
+            attempt: 1,
         };
         let (request, epoch) = (77, Some(epoch));
         let message = |operation, epoch| CacheMessage::Forward {
@@ -40,7 +41,7 @@ fn a_forwarded_operation_is_carried_out_by_the_primary_or_by_nobody() {
             net.nodes.get_mut(&peer(at)).unwrap().handle_message(&peer("a"), message, SECOND * 100);
             let node = net.nodes.get_mut(&peer(at)).unwrap();
             std::iter::from_fn(|| node.poll_effect()).find_map(|effect| match effect {
-                CacheEffect::Send { message: CacheMessage::Answer { request: 77, result }, .. } => {
+                CacheEffect::Send { message: CacheMessage::Answer { request: 77, result, .. }, .. } => {
                     Some(result)
                 }
                 _ => None,
@@ -115,6 +116,65 @@ fn a_write_whose_answer_was_lost_is_not_applied_twice() {
         }
         let read = net.operate("a", partition, get_of(&key), |_| {});
         assert_eq!(records(read).len(), 2, "two were put");
+    });
+}
+
+/// Under which number a has sent this, and how often.
+fn sending(net: &Net, ticket: u64) -> (u64, u32) {
+    let node = net.node("a");
+    let request = node.pending.id_of(ticket).unwrap();
+    let pending = node.pending.get(request).unwrap();
+    assert!(matches!(pending.state, pending::State::Sent { .. }), "{pending:?}");
+    (request, pending.sendings)
+}
+
+// caught by: a refusal that is taken for one of the sending after it (simulation seed 10007453)
+#[test]
+fn a_refusal_of_one_sending_says_nothing_of_the_next() {
+    each_seed(|seed| {
+        let cache = config().table(Table::DuplicateBag).replicas(2).min_copies(2);
+        let mut net = Net::of(seed, &["a", "b", "c"], &cache);
+        let key = key_at(&net, "b");
+        let (partition, put) = put_of(&cache, &key, 1);
+        net.hold = held("Forward", "a");
+        let ticket = net.begin("a", partition, put, |_| {});
+        let (request, first) = sending(&net, ticket);
+        // a takes b for gone, and sends it again; then the refusal of the first comes, which nobody else heard of
+        net.with("a", |node, now| {
+            node.lose_peer(&peer("b"), now);
+            node.handle_timeout(now + SECOND / 10);
+        });
+        let (same, second) = sending(&net, ticket);
+        assert_eq!((same, second), (request, first + 1));
+        let refused = |attempt| CacheMessage::Answer { request, attempt, result: Err(CacheError::Busy) };
+        net.with("a", |node, now| node.handle_message(&peer("b"), refused(first), now));
+        assert_eq!(net.answer(ticket), None, "the second may be carried out yet");
+        net.with("a", |node, now| node.handle_message(&peer("b"), refused(second), now));
+        assert_eq!(net.answer(ticket), Some(Err(CacheError::Busy)));
+    });
+}
+
+// caught by: what was not sent for want of room takes the doubt about an earlier sending away
+#[test]
+fn what_was_not_sent_leaves_a_doubt_as_it_was() {
+    each_seed(|seed| {
+        let mut net = Net::of(seed, &["a", "b"], &config());
+        let key = key_at(&net, "b");
+        for doubt in [false, true] {
+            net.hold = held("Forward", "a");
+            let (partition, put) = put_of(&config(), &key, 1);
+            let ticket = net.begin("a", partition, put, |_| {});
+            let (request, _) = sending(&net, ticket);
+            net.with("a", |node, now| {
+                if doubt {
+                    node.lose_peer(&peer("b"), now);
+                    node.handle_timeout(now + SECOND / 10);
+                }
+                node.not_sent(&peer("b"), request, now);
+            });
+            let applied = net.answer(ticket).unwrap().unwrap_err().applied();
+            assert_eq!(applied, if doubt { Applied::Unknown } else { Applied::No });
+        }
     });
 }
 
@@ -223,6 +283,7 @@ fn what_is_asked_is_checked_on_both_sides() {
             at_least: Vec::new(),
             patience_ms: 1000,
             again: false,
+            attempt: 1,
         };
         let message = CacheMessage::Forward { request: 5, partition, operation, options, epoch: None };
         let node = net.nodes.get_mut(&peer("b")).unwrap();
