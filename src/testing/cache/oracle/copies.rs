@@ -230,7 +230,8 @@ impl Oracle {
                 _ => false,
             };
             let above = match delete.version.as_ref().filter(|_| delete.fate == Fate::Done) {
-                Some(at) => at > version,
+                // it may have been made twice, on both sides of a split: of the first time nobody knows the version
+                Some(at) => at > version || (self.kind != Kind::Whole && !self.before(*id, put)),
                 None => delete.fate != Fate::Never && delete.settled.is_none_or(|at| at > put.begun),
             };
             takes && above

@@ -284,6 +284,30 @@ fn an_absence_is_explained_by_a_delete_and_not_by_what_is_forgotten() {
 }
 
 #[test]
+fn a_delete_that_was_made_on_both_sides_of_a_split_may_have_taken_what_was_put_meanwhile() {
+    let with = |kind: Kind, meanwhile: bool| {
+        let mut bench = Bench(Oracle::new(kind, true, 1, 8));
+        let delete = bench.begin(2, What::DeleteKeys(vec![1]), WriteMode::Async);
+        let end = |bench: &mut Bench| bench.0.succeed(delete, Some(version(2, "a", 1)), None).unwrap();
+        if meanwhile {
+            bench.kept(1, WriteMode::Sync, version(2, "b", 1));
+            end(&mut bench);
+        } else {
+            end(&mut bench);
+            bench.kept(1, WriteMode::Sync, version(2, "b", 1));
+        }
+        // its first try came to b, behind the put
+        let writes = [Write::Nothing, Write::DeleteKeys(vec![1.into()])];
+        let numbered = writes.into_iter().zip(1..).map(|(write, seq)| (write, version(2, "b", seq)));
+        let copy = store(&[(epoch(2, "b"), None)], &numbered.collect::<Vec<_>>());
+        promise(bench.0.judge_copy(0, "n0", &copy))
+    };
+    assert_eq!(with(Kind::Split, true), "kept");
+    assert_eq!(with(Kind::Split, false), "hole");
+    assert_eq!(with(Kind::Whole, true), "hole");
+}
+
+#[test]
 fn a_write_is_the_record_that_was_put_by_it() {
     for is_set in [true, false] {
         let mut bench = Bench(Oracle::new(Kind::Wild, is_set, 1, 8));
