@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use caches::*;
-use muster_router::cache::replica::CacheEvent;
+use muster_router::cache::CacheEvent;
 use muster_router::cache::{
-    Applied, CacheConfig, CacheError, CallOptions, Found, Partition, PartitionId, PatternError, ReadMode,
-    Record, SessionToken, Table, Term, TermError, WriteMode, var,
+    Applied, CacheConfig, CacheError, CallOptions, Found, KeyValue, Partition, PartitionId, PatternError,
+    ReadMode, Record, SessionToken, Table, Term, TermError, WriteMode, var,
 };
 use muster_router::transport::link::LinkConfig;
 use muster_router::transport::memory::Network;
@@ -217,6 +217,11 @@ async fn a_partition_count_that_differs_is_told_on_both_sides_with_both_values()
         cache.put(record!["k", 1]).await.unwrap();
     }
     assert_eq!(b.get_key("k").await.unwrap(), [], "its own data, apart");
+    // it is the one that is not ready, so that a rolling restart stops there
+    assert_eq!((b.readiness().is_ready(), b.readiness().nodes), (false, 1));
+    assert_eq!(b.readiness().differs, [a.peer().clone(), c.peer().clone()]);
+    assert_eq!((a.readiness().is_ready(), a.readiness().nodes), (true, 2));
+    assert_eq!(a.readiness().differs, [b.peer().clone()]);
     b.put(record!["k", 9]).await.unwrap();
     assert_eq!(a.get_key("k").await.unwrap(), [record!["k", 1]]);
 }
@@ -228,7 +233,10 @@ async fn cache_15_unreachable_is_an_error_that_names_the_partitions_in_any_order
     let nodes = cluster(&network, ["a", "b", "c"]).await;
     let all = open_all(&nodes, &config().replicas(1)).await;
     fill(&all[0], 200, "v").await;
+    let numbers: Vec<u64> = (0..50).collect();
     for silent in ["b", "c"] {
+        let values: KeyValue<u64, u64> = all[0].keyvalue("numbers").unwrap();
+        assert_eq!(values.put_many(numbers.iter().zip(&numbers)).await.unwrap(), 50);
         let hasty = all[0].with(CallOptions::new().timeout(Duration::from_millis(100)));
         let theirs: Vec<PartitionId> = partitions(&all[0])
             .filter(|status| status.primary.as_ref().unwrap().node.as_str() == silent)
@@ -238,18 +246,42 @@ async fn cache_15_unreachable_is_an_error_that_names_the_partitions_in_any_order
         network.freeze(silent);
         match hasty.get_by_match_object(Partition::All, pattern![_, _]).await.unwrap_err() {
             CacheError::Partial { found: Found::Records(found), missing } => {
-                assert_eq!(missing, theirs);
+                assert_eq!(missing.iter().map(|(partition, _)| *partition).collect::<Vec<_>>(), theirs);
+                let late = |error: &CacheError| matches!(error, CacheError::Timeout { applied: Applied::No });
+                assert!(missing.iter().all(|(_, error)| late(error)), "{missing:?}");
                 assert!(!found.is_empty() && found.len() < 200);
             }
             other => panic!("{other}"),
         }
-        match hasty.put_batch((0..200).map(|i| user(i, "v"))).await.unwrap_err() {
+        match hasty.put_batch((0..200).map(|i| user(i, silent))).await.unwrap_err() {
             error @ CacheError::Batch { .. } => {
                 assert_eq!(error.applied(), Applied::Unknown);
                 let CacheError::Batch { applied, refused, failed } = error else { unreachable!() };
                 let names: Vec<_> = failed.iter().map(|(partition, _)| *partition).collect();
                 assert!(names.iter().all(|name| theirs.contains(name)) && names.len() > 1, "{names:?}");
                 assert!(applied > 0 && applied < 200 && refused.is_empty());
+                // the rest is there
+                let mut kept = 0;
+                for record in (0..200).map(|i| user(i, silent)) {
+                    let key = record.get(0).unwrap().clone();
+                    if !names.contains(&all[0].partition_of(key.clone())) {
+                        assert_eq!(all[0].get_key(key).await.unwrap(), [record]);
+                        kept += 1;
+                    }
+                }
+                assert_eq!(kept, applied);
+            }
+            other => panic!("{other}"),
+        }
+        let hasty_values: KeyValue<u64, u64> = hasty.keyvalue("numbers").unwrap();
+        match hasty_values.get_many(&numbers).await.unwrap_err() {
+            error @ CacheError::Partial { .. } => {
+                assert!(error.is_retryable() && error.applied() == Applied::No);
+                let CacheError::Partial { found: Found::Records(found), missing } = error else {
+                    unreachable!()
+                };
+                assert!(!found.is_empty() && found.len() < 50);
+                assert!(!missing.is_empty() && missing.iter().all(|(name, _)| theirs.contains(name)));
             }
             other => panic!("{other}"),
         }
@@ -262,7 +294,7 @@ async fn cache_15_unreachable_is_an_error_that_names_the_partitions_in_any_order
         settled(&nodes, &all).await;
     }
     match all[0].delete_all().await {
-        Ok(removed) => assert_eq!(removed, 200),
+        Ok(removed) => assert_eq!(removed, 250),
         Err(error) => panic!("{error}"),
     }
 }

@@ -293,6 +293,23 @@ async fn what_is_no_term_is_named_among_many() {
     assert!(values.get(&u64::MAX).await.is_err());
 }
 
+// caught by: all keys gathered before anybody counts them
+#[tokio::test(start_paused = true)]
+async fn many_without_end_are_too_many() {
+    let network = Network::new();
+    let nodes = cluster(&network, ["a"]).await;
+    let all = open_all(&nodes, &config().max_batch_records(3)).await;
+    let values: KeyValue<u64, u64> = all[0].keyvalue("v").unwrap();
+    let too_many = |error: CacheError| match error {
+        CacheError::TooLarge { given: 4, max: 3, option, .. } => assert_eq!(option, "max_batch_records"),
+        other => panic!("{other}"),
+    };
+    too_many(values.put_many(std::iter::repeat((&1, &2))).await.unwrap_err());
+    too_many(values.get_many(std::iter::repeat(&1)).await.unwrap_err());
+    assert_eq!(values.put_many([(&1, &2), (&2, &3), (&3, &4)]).await.unwrap(), 3);
+    assert_eq!(values.get_many([&1, &2, &9]).await.unwrap(), [Some(2), Some(3), None]);
+}
+
 // ---- sessions
 
 #[tokio::test(start_paused = true)]

@@ -9,11 +9,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use caches::*;
-use muster_router::cache::replica::{CacheEvent, OwnerState};
-use muster_router::cache::store::Loser;
 use muster_router::cache::{
     Applied, Cache, CacheConfig, CacheError, CallOptions, Partition, PartitionId, Term, WriteMode,
 };
+use muster_router::cache::{CacheEvent, Loser, OwnerState};
 use muster_router::transport::memory::Network;
 use muster_router::{pattern, record};
 use support::*;

@@ -57,7 +57,7 @@ pub enum WriteMode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReadMode {
-    /// This node if it is an active owner, else the nearest active owner.
+    /// This node if it is an active owner, else one of the active owners, always the same for a node.
     Local,
     /// The primary; an error if it cannot be reached.
     #[default]

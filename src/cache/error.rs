@@ -197,12 +197,12 @@ pub enum CacheError {
         version: Version,
     },
     /// An operation on all partitions had answers of some only.
-    #[error("{} partitions did not answer: {}", missing.len(), ids(missing))]
+    #[error("{} partitions did not answer: {}", missing.len(), silent(missing))]
     Partial {
         /// What the others found or did.
         found: Found,
-        /// The partitions that did not answer.
-        missing: Vec<PartitionId>,
+        /// The partitions that did not answer, and why.
+        missing: Vec<(PartitionId, CacheError)>,
     },
     /// Parts of a batch failed; the others are applied.
     #[error("{applied} records of the batch were applied; {}", failures(refused, failed))]
@@ -256,6 +256,14 @@ pub enum CacheError {
     Config(#[from] ConfigError),
 }
 
+fn silent(missing: &[(PartitionId, CacheError)]) -> String {
+    let mut text = ids(&missing.iter().map(|(partition, _)| *partition).collect::<Vec<_>>());
+    if let Some((_, error)) = missing.first() {
+        text.push_str(&format!(" (the first: {error})"));
+    }
+    text
+}
+
 fn ids(partitions: &[PartitionId]) -> String {
     let mut text = partitions.iter().take(8).map(PartitionId::to_string).collect::<Vec<_>>().join(", ");
     if partitions.len() > 8 {
@@ -295,8 +303,8 @@ impl CacheError {
             | CacheError::Timeout { .. }
             | CacheError::NotEnoughAcks { .. }
             | CacheError::NoQuorum { .. }
-            | CacheError::Partial { .. }
             | CacheError::Busy => true,
+            CacheError::Partial { missing, .. } => missing.iter().all(|(_, error)| error.is_retryable()),
             CacheError::Batch { refused, failed, .. } => {
                 refused.is_empty() && failed.iter().all(|(_, error)| error.is_retryable())
             }
@@ -392,9 +400,10 @@ mod tests {
             (
                 CacheError::Partial {
                     found: Found::Records(vec![]),
-                    missing: (0..10).map(PartitionId::new).collect(),
+                    missing: (0..10).map(|id| (partition(id), CacheError::Busy)).collect(),
                 },
-                "10 partitions did not answer: 0, 1, 2, 3, 4, 5, 6, 7, ..",
+                "10 partitions did not answer: 0, 1, 2, 3, 4, 5, 6, 7, .. (the first: nothing has changed: too many \
+                 operations wait; try again when some are done)",
             ),
             (
                 CacheError::Batch {
@@ -439,6 +448,14 @@ mod tests {
             |error| CacheError::Batch { applied: 1, refused: vec![], failed: vec![(partition(1), error)] };
         assert!(batch(CacheError::Busy).is_retryable());
         assert!(!batch(CacheError::Stopped).is_retryable());
+        let version = Version::new(epoch(1), 7);
+        let lost = CacheError::WriteLost { partition: partition(1), version };
+        let partial = |error| CacheError::Partial {
+            found: Found::Records(Vec::new()),
+            missing: vec![(partition(1), CacheError::Busy), (partition(2), error)],
+        };
+        assert!(partial(CacheError::Timeout { applied: Applied::No }).is_retryable());
+        assert!(!partial(lost).is_retryable(), "it says so until the session forgets the write");
     }
 
     #[test]
@@ -446,7 +463,10 @@ mod tests {
         for error in [
             CacheError::Pattern(PatternError::Arity { given: 2, held: vec![3] }),
             CacheError::StaleEpoch { partition: partition(3), given: epoch(1), current: epoch(2) },
-            CacheError::Partial { found: Found::Bindings(vec![vec![1.into()]]), missing: vec![partition(1)] },
+            CacheError::Partial {
+                found: Found::Bindings(vec![vec![1.into()]]),
+                missing: vec![(partition(1), CacheError::Busy)],
+            },
             CacheError::Uncounted { at_least: 2, version: Some(Version::new(epoch(1), 7)) },
             CacheError::Batch {
                 applied: 1,

@@ -29,9 +29,11 @@ pub use crate::muster::cache::{
 };
 pub use config::{CacheConfig, CacheTerms, ReadMode, Table, WriteMode};
 pub use error::{Applied, CacheError, Found};
+pub use node::{PartitionStatus, Readiness};
 pub use operation::{Operation, Options, Outcome, ReadOp, Reply, WriteOp};
 pub use partition::PartitionId;
 pub use pattern::{Pattern, PatternError, RecordPattern, var};
-pub use store::{Entry, Store, Write};
+pub use replica::{CacheEvent, OwnerState};
+pub use store::{Entry, Loser, Store, Write};
 pub use term::{MAX_TERM_DEPTH, Record, Term, TermError, from_term, to_term};
 pub use version::{Epoch, Lineage, MAX_LINEAGE, Version};

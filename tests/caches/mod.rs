@@ -4,9 +4,8 @@
 use std::collections::BTreeSet;
 
 use muster_router::Muster;
-use muster_router::cache::node::PartitionStatus;
-use muster_router::cache::replica::OwnerState;
 use muster_router::cache::{Cache, CacheConfig, Partition, PartitionId, Record, Term};
+use muster_router::cache::{OwnerState, PartitionStatus};
 use muster_router::record;
 use muster_router::transport::memory::Network;
 

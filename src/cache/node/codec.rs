@@ -11,7 +11,7 @@
 //! nests without a bound: terms and patterns count their depth, and an error that holds other errors is refused, for no
 //! single operation ends with one.
 
-use crate::cache::error::CacheError;
+use crate::cache::error::{CacheError, Found};
 use crate::cache::operation::Reply;
 
 use super::message::CacheMessage;
@@ -71,7 +71,7 @@ pub(super) mod answered {
     use serde::ser::Error as _;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    use super::{CacheError, Reply};
+    use super::{CacheError, Found, Reply};
 
     #[derive(Serialize)]
     enum Said<'a> {
@@ -104,10 +104,13 @@ pub(super) mod answered {
         match Heard::deserialize(deserializer)? {
             Heard::Good(reply) => Ok(Ok(reply)),
             Heard::Bad(bytes) => {
-                let nested = CacheError::Batch { applied: 0, refused: Vec::new(), failed: Vec::new() };
-                let nested = postcard::to_stdvec(&nested).map_err(D::Error::custom)?;
-                if bytes.first() == nested.first() {
-                    return Err(D::Error::custom("an error that holds errors"));
+                let batch = CacheError::Batch { applied: 0, refused: Vec::new(), failed: Vec::new() };
+                let partial = CacheError::Partial { found: Found::Removed(0), missing: Vec::new() };
+                for nesting in [batch, partial] {
+                    let nesting = postcard::to_stdvec(&nesting).map_err(D::Error::custom)?;
+                    if bytes.first() == nesting.first() {
+                        return Err(D::Error::custom("an error that holds errors"));
+                    }
                 }
                 postcard::from_bytes(&bytes).map(Err).map_err(D::Error::custom)
             }

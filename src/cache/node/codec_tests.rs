@@ -50,7 +50,6 @@ pub(crate) fn samples() -> Vec<CacheMessage> {
         Err(CacheError::WrongOwner { partition, primary: Some(peer("b")), epoch: Some(epoch.clone()) }),
         Err(CacheError::NotEnoughAcks { got: 1, need: 2 }),
         Err(CacheError::Timeout { applied: Applied::Unknown }),
-        Err(CacheError::Partial { found: Found::Removed(1), missing: vec![partition] }),
     ];
     let mut all = vec![
         CacheMessage::Hello {
@@ -120,11 +119,11 @@ fn what_is_cut_anywhere_is_refused_whole() {
 /// Without a refusal the reader would go one level deeper for every four bytes, until its stack is used up.
 #[test]
 fn errors_do_not_nest() {
-    let error = CacheError::Batch {
-        applied: 1,
-        failed: vec![(PartitionId::new(1), CacheError::Busy)],
-        refused: Vec::new(),
-    };
+    let within = vec![(PartitionId::new(1), CacheError::Busy)];
+    let partial = CacheError::Partial { found: Found::Removed(1), missing: within.clone() };
+    let said = bytes_of(&CacheMessage::Answer { request: 1, attempt: 1, result: Err(partial) });
+    assert!(matches!(decode(&said), Err(CodecError::Malformed { .. })));
+    let error = CacheError::Batch { applied: 1, failed: within, refused: Vec::new() };
     let said = bytes_of(&CacheMessage::Answer { request: 1, attempt: 1, result: Err(error.clone()) });
     assert!(matches!(decode(&said), Err(CodecError::Malformed { .. })));
     let inner = postcard::to_stdvec(&CacheError::Busy).unwrap();

@@ -153,8 +153,8 @@ impl Replica {
         either!(self, copy => copy.end())
     }
 
-    pub(super) fn lag(&self) -> Option<u64> {
-        either!(self, copy => copy.lag())
+    pub(super) fn behind(&self) -> Option<Vec<(Peer, u64)>> {
+        either!(self, copy => copy.behind())
     }
 
     pub(super) fn covers(&self, at_least: &Version) -> Coverage {

@@ -1,5 +1,7 @@
 //! What a [`CacheNode`](super::CacheNode) wants done, and what it says about itself.
 
+use serde::Serialize;
+
 use crate::cache::error::CacheError;
 use crate::cache::operation::Reply;
 use crate::cache::partition::PartitionId;
@@ -73,7 +75,8 @@ pub enum CacheEffect {
 }
 
 /// One partition, as this node sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct PartitionStatus {
     /// Which.
     pub partition: PartitionId,
@@ -96,11 +99,14 @@ pub struct PartitionStatus {
     /// How many writes the owner that is furthest behind has not confirmed; only the primary knows, and elsewhere it is
     /// `None`. An owner that is being filled lacks all of them.
     pub lag: Option<u64>,
+    /// The owners that have not confirmed all writes; only the primary knows, and elsewhere it is empty.
+    pub behind: Vec<Peer>,
 }
 
 /// Whether every partition of a shard has its full number of active owners. Those of all shards are added up with
 /// [`Readiness::and`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Readiness {
     /// How many partitions there are.
     pub partitions: u32,
@@ -112,15 +118,25 @@ pub struct Readiness {
     pub missing: Vec<PartitionId>,
     /// Nodes of the view that have not said whether they take part.
     pub unknown: Vec<Peer>,
+    /// Nodes of the view whose options are others than this node's ([`CacheEvent::Disagrees`] says which): they keep a
+    /// cache apart.
+    ///
+    /// [`CacheEvent::Disagrees`]: crate::cache::CacheEvent::Disagrees
+    pub differs: Vec<Peer>,
+    /// How many nodes take part, this one among them.
+    pub nodes: u32,
 }
 
 impl Readiness {
     /// How many partitions are named at most.
     pub const NAMED: usize = 64;
 
-    /// Whether nothing is missing.
+    /// Whether nothing is missing. A node that is not in the majority of those that have the cache open is never ready: its
+    /// options are others than those of the rest, and what it has is not what they have. So one that was started with
+    /// another option than the others stops a rolling restart, and not the others.
     pub fn is_ready(&self) -> bool {
-        self.complete == self.partitions && self.unknown.is_empty()
+        let outnumbered = !self.differs.is_empty() && self.differs.len() >= self.nodes as usize;
+        self.complete == self.partitions && self.unknown.is_empty() && !outnumbered
     }
 
     /// Both shards together.
@@ -135,6 +151,10 @@ impl Readiness {
         self.unknown.extend(other.unknown);
         self.unknown.sort_unstable();
         self.unknown.dedup();
+        self.differs.extend(other.differs);
+        self.differs.sort_unstable();
+        self.differs.dedup();
+        self.nodes = self.nodes.max(other.nodes);
         self
     }
 }

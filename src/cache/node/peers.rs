@@ -143,6 +143,14 @@ impl Peers {
         })
     }
 
+    /// The members of the view that have it open with other options.
+    pub(super) fn differing(&self) -> impl Iterator<Item = &Peer> {
+        let differs = |peer: &&Peer| {
+            self.known.get(*peer).is_some_and(|known| matches!(known.said, Said::Differs { .. }))
+        };
+        self.view.iter().filter(differs)
+    }
+
     /// Whether nobody of the view is unknown, the scope has found out who is there, and all who can be reached and take
     /// part, or have not said so yet, are in the view. Without the last a node could begin what one of those, who has it
     /// in its own view already, has just begun.

@@ -34,7 +34,7 @@ impl CacheNode {
         }
         // another owner once; a session's write is surely at the primary, and after a refusal so is the answer
         let near = match pending.attempts == 1 && pending.options.at_least.is_empty() {
-            true => self.nearest(replica),
+            true => self.owner_to_ask(replica),
             false => None,
         };
         match near.and_then(|owner| Some((self.peers.life_of(&owner)?, owner))) {
@@ -45,7 +45,7 @@ impl CacheNode {
 
     /// The owner that this node asks for what any owner may answer: not the same for all nodes, so that they share the
     /// work, and always the same for one.
-    fn nearest(&self, replica: &Replica) -> Option<Peer> {
+    fn owner_to_ask(&self, replica: &Replica) -> Option<Peer> {
         let owners = replica.config()?.owners.iter();
         let near = |owner: &&Peer| {
             let both = [self.me.node.as_bytes(), &[0], owner.node.as_bytes()].concat();

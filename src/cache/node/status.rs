@@ -19,6 +19,7 @@ impl CacheNode {
         let state = replica.map_or(OwnerState::Absent, Replica::state);
         let held = replica.filter(|_| state != OwnerState::Absent).map(Replica::store);
         let serving = replica.is_some_and(|replica| replica.serving().is_some());
+        let behind = replica.and_then(Replica::behind);
         PartitionStatus {
             partition,
             state,
@@ -29,14 +30,19 @@ impl CacheNode {
             wanted: place.and_then(|place| self.wanted.get(place)).cloned().unwrap_or_default(),
             records: held.map_or(0, Store::len),
             bytes: held.map_or(0, Store::bytes),
-            lag: replica.and_then(Replica::lag),
+            lag: behind.as_ref().map(|behind| behind.iter().map(|(_, writes)| *writes).max().unwrap_or(0)),
+            behind: behind.into_iter().flatten().map(|(peer, _)| peer).collect(),
         }
     }
 
     /// Whether every partition has its full number of active owners. Visits all partitions of the shard.
     pub fn readiness(&self) -> Readiness {
-        let mut readiness =
-            Readiness { unknown: self.peers.unknown().cloned().collect(), ..Readiness::default() };
+        let mut readiness = Readiness {
+            unknown: self.peers.unknown().cloned().collect(),
+            differs: self.peers.differing().cloned().collect(),
+            nodes: u32::try_from(self.peers.participants().count()).unwrap_or(u32::MAX),
+            ..Readiness::default()
+        };
         for (place, partition) in self.shard.partitions(self.config.partitions).enumerate() {
             readiness.partitions += 1;
             let (Some(replica), Some(wanted)) = (self.replicas.get(place), self.wanted.get(place)) else {

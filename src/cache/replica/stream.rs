@@ -370,14 +370,15 @@ impl Replica {
         self.settle(ctx);
     }
 
-    /// How many writes the owner that is furthest behind lacks, as far as this node is the primary.
-    pub(crate) fn lag(&self) -> Option<u64> {
+    /// The owners that have not confirmed all writes, and how many they lack, if this node is the primary.
+    pub(crate) fn behind(&self) -> Option<Vec<(Peer, u64)>> {
         let Role::Leading(leading) = &self.role else { return None };
         let end = self.store.applied().map_or(0, |end| end.seq);
         let others = leading.config.owners.iter().filter(|owner| **owner != leading.config.epoch.primary);
         let has =
             |owner: &Peer| leading.streams.get(owner).filter(|s| s.counts()).map_or(0, Stream::acked_seq);
-        Some(others.map(|owner| end.saturating_sub(has(owner))).max().unwrap_or(0))
+        let lacks = others.map(|owner| (owner.clone(), end.saturating_sub(has(owner))));
+        Some(lacks.filter(|(_, writes)| *writes > 0).collect())
     }
 }
 

@@ -95,6 +95,10 @@ impl CacheHub {
     }
 
     pub(super) fn publish(&self, stats: &Stats, event: CacheEvent) {
+        if let CacheEvent::Disagrees { error } = &event {
+            // it may be said before anybody can have asked for events, and it is for an operator
+            tracing::error!(%error, "a node keeps a cache of this name apart");
+        }
         let (events, callbacks) = {
             let mut readers = self.readers.lock();
             readers.callbacks.retain(|callback| !callback.is_closed());

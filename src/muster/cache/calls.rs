@@ -14,11 +14,7 @@ const WINDOW: usize = 4096;
 type Said = (PartitionId, Answer);
 
 /// An answer of all partitions is whole or an error.
-pub(super) fn complete<T>(
-    found: T,
-    missing: Vec<PartitionId>,
-    name: fn(T) -> Found,
-) -> Result<T, CacheError> {
+pub(super) fn complete<T>(found: T, missing: Vec<Missing>, name: fn(T) -> Found) -> Result<T, CacheError> {
     if missing.is_empty() { Ok(found) } else { Err(CacheError::Partial { found: name(found), missing }) }
 }
 
@@ -197,13 +193,16 @@ impl Cache {
     }
 }
 
+/// A partition that gave no answer, and why.
+pub(super) type Missing = (PartitionId, CacheError);
+
 /// What the partitions have said to one question.
 #[derive(Debug, Default)]
 pub(super) struct Sorted {
     /// The good answers.
     pub(super) answers: Vec<Reply>,
     /// Those that gave none.
-    pub(super) missing: Vec<PartitionId>,
+    pub(super) missing: Vec<Missing>,
     /// A delete was applied, and its count may be too low.
     pub(super) uncounted: bool,
 }
@@ -232,12 +231,12 @@ pub(super) fn sort_out(said: Vec<Said>) -> Result<Sorted, CacheError> {
                 | CacheError::Pattern(_)
                 | CacheError::TooLarge { .. }),
             ) => {
-                refused.push(partition);
+                refused.push((partition, error.clone()));
                 whole.get_or_insert(error);
             }
             Err(error) => {
                 unsure |= error.applied() != Applied::No;
-                missing.push(partition);
+                missing.push((partition, error));
             }
         }
     }
@@ -281,10 +280,10 @@ mod tests {
         let place = PartitionId::new;
         let stopped = || Err(CacheError::Stopped);
         let sorted = sort_out(vec![(place(0), reply(Outcome::Removed(3))), (place(1), stopped())]).unwrap();
-        assert_eq!((sorted.answers.len(), sorted.missing), (1, vec![place(1)]));
+        assert_eq!((sorted.answers.len(), sorted.missing), (1, vec![(place(1), CacheError::Stopped)]));
         let unknown = Err(CacheError::Timeout { applied: Applied::Unknown });
         let missing = sort_out(vec![(place(0), unknown), (place(1), stopped())]).unwrap().missing;
-        assert_eq!(missing, [place(0), place(1)]);
+        assert_eq!(missing.iter().map(|(partition, _)| *partition).collect::<Vec<_>>(), [place(0), place(1)]);
         // nothing was, or it was a read
         let both = sort_out(vec![(place(0), stopped()), (place(1), Err(CacheError::Busy))]);
         assert_eq!(both.unwrap_err(), CacheError::Stopped);

@@ -1,5 +1,6 @@
 //! The typed face: keys and values of one's own.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::{Cache, CallOptions, Partition, Session};
 use crate::cache::{
-    CacheError, Operation, Pattern, PatternError, ReadOp, Record, Term, TermError, from_term, to_term,
+    CacheError, Found, Operation, Pattern, PatternError, ReadOp, Record, Term, TermError, from_term, to_term,
 };
 use crate::config::ConfigError;
 
@@ -164,7 +165,8 @@ where
     /// The values of many keys, asked for at once, in their order.
     ///
     /// # Errors
-    /// As [`KeyValue::get`], if one of them fails: the first.
+    /// [`CacheError::Partial`] if partitions did not answer, with the records (key and value) of those that did;
+    /// [`CacheError::Term`] as for [`KeyValue::get`]; [`CacheError::TooLarge`] for more than `max_batch_records` keys.
     pub async fn get_many<'a>(
         &self,
         keys: impl IntoIterator<Item = &'a K>,
@@ -173,17 +175,29 @@ where
         K: 'a,
     {
         let mut operations = Vec::new();
+        let max = self.cache.config().max_batch_records;
         for key in keys {
+            if operations.len() == max {
+                return Err(self.cache.too_many("the keys"));
+            }
             let key = self.key(key)?;
             key.check()?;
             let partition = self.cache.config().partition_of(&key);
             operations.push((partition, Operation::Read(ReadOp::Get(key))));
         }
-        let mut values = Vec::with_capacity(operations.len());
-        for (_, answer) in self.cache.call_all(operations).await {
-            values.push(self.cache.records(answer?)?.first().map(Self::value).transpose()?);
+        let mut found = Vec::with_capacity(operations.len());
+        let mut missing = BTreeMap::new();
+        for (partition, answer) in self.cache.call_all(operations).await {
+            match answer {
+                Ok(reply) => found.push(self.cache.records(reply)?.into_iter().next()),
+                Err(error) => drop(missing.entry(partition).or_insert(error)),
+            }
         }
-        Ok(values)
+        if !missing.is_empty() {
+            let found = Found::Records(found.into_iter().flatten().collect());
+            return Err(CacheError::Partial { found, missing: missing.into_iter().collect() });
+        }
+        found.iter().map(|record| record.as_ref().map(Self::value).transpose()).collect()
     }
 
     /// Whether a key has a value.
@@ -215,9 +229,13 @@ where
         V: 'a,
     {
         let mut records = Vec::new();
+        let max = self.cache.config().max_batch_records;
         // the places of those that are sent, among all
         let (mut places, mut refused) = (Vec::new(), Vec::new());
         for (index, (key, value)) in (0u64..).zip(pairs) {
+            if records.len() + refused.len() == max {
+                return Err(self.cache.too_many("the batch in records"));
+            }
             match self.record(key, value) {
                 Ok(record) => {
                     records.push(record);

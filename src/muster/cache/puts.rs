@@ -58,8 +58,7 @@ impl Cache {
         let max = config.max_batch_records;
         let records: Vec<Record> = records.into_iter().take(max.saturating_add(1)).collect();
         if records.len() > max {
-            let (what, option) = ("the batch in records".into(), "max_batch_records".into());
-            return Err(CacheError::TooLarge { what, given: records.len() as u64, max: max as u64, option });
+            return Err(self.too_many("the batch in records"));
         }
         let options = self.check_open().and_then(|()| self.options())?;
         let mut refused = Vec::new();
@@ -77,6 +76,13 @@ impl Cache {
         } else {
             Err(CacheError::Batch { applied, refused, failed })
         }
+    }
+
+    /// More than one call may name: the rest is not looked at.
+    pub(super) fn too_many(&self, what: &str) -> CacheError {
+        let max = self.config().max_batch_records as u64;
+        let (what, option) = (what.into(), "max_batch_records".into());
+        CacheError::TooLarge { what, given: max.saturating_add(1), max, option }
     }
 
     /// Each partition in pieces, one after the other so that their order stays; all partitions at once.

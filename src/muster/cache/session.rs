@@ -83,8 +83,8 @@ impl Remembered {
 ///
 /// // the next request comes to the other node
 /// let session = there.session_from(&cookie.parse::<SessionToken>()?)?;
-/// let nearest = session.with(CallOptions::new().read_mode(ReadMode::Local));
-/// assert_eq!(nearest.get_key("ada").await?, [record!["ada", 36]]);
+/// let any_owner = session.with(CallOptions::new().read_mode(ReadMode::Local));
+/// assert_eq!(any_owner.get_key("ada").await?, [record!["ada", 36]]);
 /// # Ok(())
 /// # }
 /// ```
@@ -140,7 +140,7 @@ impl Cache {
 impl Session {
     /// What another node needs to continue this session: small, and safe to give to a user's browser as far as it
     /// shows the names of nodes and nothing of the data. It grows by about ten bytes with each partition that the
-    /// session has written to.
+    /// session has written to (up to four times that where the primary was replaced in between).
     pub fn token(&self) -> SessionToken {
         SessionToken::new(self.name(), self.remembered.0.lock().clone())
     }

@@ -324,8 +324,8 @@ impl StrongCopy {
         self.pump(ctx);
     }
 
-    /// How many writes the owner that is furthest behind lacks, as far as this node is the primary.
-    pub(crate) fn lag(&self) -> Option<u64> {
+    /// The owners that have not confirmed all writes, and how many they lack, if this node is the primary.
+    pub(crate) fn behind(&self) -> Option<Vec<(Peer, u64)>> {
         let (config, lead, data) = (self.config.as_ref()?, self.lead.as_ref()?, self.data.as_ref()?);
         let primary = &config.epoch.primary;
         let logged = |owner: &Peer| match lead.streams.get(owner) {
@@ -333,7 +333,8 @@ impl StrongCopy {
             Some(_) | None => 0,
         };
         let others = config.owners.iter().filter(|owner| *owner != primary);
-        Some(others.map(|owner| data.end().saturating_sub(logged(owner))).max().unwrap_or(0))
+        let lacks = others.map(|owner| (owner.clone(), data.end().saturating_sub(logged(owner))));
+        Some(lacks.filter(|(_, writes)| *writes > 0).collect())
     }
 
     /// Whether anything was committed.

@@ -122,6 +122,7 @@ fn cache_15_last_error_wins() {
             let partition = cache.partition_of(&key.as_str().into());
             net.cut("b", lost);
             assert_eq!(net.put("b", &key, 5).unwrap().outcome, Outcome::Written(1), "without {lost}");
+            assert_eq!(net.node("b").status(partition).behind, [peer(lost)], "the one that failed is named");
             net.link("b", lost);
             net.run_for(SECOND * 5);
             for name in ["a", "b", "c"] {
@@ -130,6 +131,7 @@ fn cache_15_last_error_wins() {
                 let held =
                     store.get(&key.as_str().into()).next().and_then(|(record, _)| record.get(1)).cloned();
                 assert_eq!(held, Some(5.into()), "{name} without {lost}");
+                assert_eq!(net.node(name).status(partition).behind, []);
             }
         }
     }
