@@ -353,7 +353,7 @@ impl CacheNode {
                 self.pause(id, CacheError::NotActive { partition }, now);
                 return;
             }
-            match self.covers(replica, &pending.options.at_least) {
+            match self.covers_now(replica, &pending.options.at_least, now) {
                 None | Some((Coverage::Yes, _)) => {
                     let result = read_copy(replica, read);
                     self.finish(id, result);

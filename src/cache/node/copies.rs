@@ -161,6 +161,17 @@ impl Replica {
         either!(self, copy => copy.covers(at_least))
     }
 
+    /// Whether a write that this copy does not know of is lost, and not only late.
+    pub(super) fn would_know(&self, write: &Version, given: Given<'_>) -> bool {
+        #[cfg(not(feature = "consensus"))]
+        let _ = (write, given);
+        match self {
+            Replica::Plain(_) => false,
+            #[cfg(feature = "consensus")]
+            Replica::Strong(copy) => given.strong().is_some_and(|ctx| copy.would_know(write, ctx)),
+        }
+    }
+
     pub(super) fn check_invariants(&self) -> Result<(), String> {
         either!(self, copy => copy.check_invariants())
     }

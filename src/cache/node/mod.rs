@@ -256,15 +256,33 @@ impl CacheNode {
         self.config.write_mode == super::config::WriteMode::Strong
     }
 
+    /// As [`Self::covers`]; a primary that has all that anybody was told of says of the rest at once that it is lost.
+    fn covers_now<'a>(
+        &self,
+        replica: &Replica,
+        writes: &'a [Version],
+        now: Duration,
+    ) -> Option<(Coverage, &'a Version)> {
+        match self.covers(replica, writes)? {
+            (Coverage::NotYet, write) if replica.would_know(write, self.given(now)) => {
+                Some((Coverage::Lost, write))
+            }
+            known => Some(known),
+        }
+    }
+
     /// Whether this node's copy, which serves, may be read now.
     fn may_read(&self, replica: &Replica, now: Duration) -> bool {
+        replica.may_read(self.given(now))
+    }
+
+    fn given(&self, now: Duration) -> Given<'_> {
         let (me, config, members, rules) = (&self.me, &*self.config, &self.members, self.rules);
         let base = Context { me, config, now, members, rules, budget: &self.budget };
         #[cfg(feature = "consensus")]
-        let given = Given { base, strong: self.strong.as_deref() };
+        return Given { base, strong: self.strong.as_deref() };
         #[cfg(not(feature = "consensus"))]
-        let given = Given { base };
-        replica.may_read(given)
+        Given { base }
     }
 
     fn replica(&self, partition: PartitionId) -> Option<&Replica> {

@@ -116,7 +116,7 @@ impl CacheNode {
                 return Err(CacheError::NotActive { partition });
             }
         }
-        match self.covers(replica, &options.at_least) {
+        match self.covers_now(replica, &options.at_least, now) {
             None | Some((Coverage::Yes, _)) => read_copy(replica, read),
             Some((Coverage::Lost, write)) if serving.is_ok() => {
                 Err(CacheError::WriteLost { partition, version: write.clone() })

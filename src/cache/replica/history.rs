@@ -15,7 +15,7 @@ pub(super) fn quorum(owners: usize) -> usize {
 
 /// Whether a copy with this lineage and this last write has a write. A lineage that is cut off at its beginning cannot
 /// tell old writes that it has from old ones that were lost; it says that it has them ([`Lineage::surely_contains`] does not).
-pub(super) fn contains(lineage: &Lineage, end: Option<&Version>, write: &Version) -> Coverage {
+pub(crate) fn contains(lineage: &Lineage, end: Option<&Version>, write: &Version) -> Coverage {
     let entries = lineage.entries();
     let Some((first, first_base)) = entries.first() else { return Coverage::NotYet };
     if let Some(index) = entries.iter().position(|(epoch, _)| *epoch == write.epoch) {

@@ -48,7 +48,8 @@ pub(crate) use budget::Slot;
 pub use effect::{CacheEvent, OwnerState};
 pub(crate) use effect::{Coverage, ReplicaEffect};
 use follower::Following;
-use history::{contains, is_prefix};
+pub(crate) use history::contains;
+use history::is_prefix;
 use log::Log;
 #[cfg(feature = "consensus")]
 pub(crate) use log::entry_len;

@@ -38,7 +38,7 @@ use super::{Change, Consensus, Decided};
 use crate::cache::error::CacheError;
 use crate::cache::operation::{Reply, WriteOp};
 use crate::cache::partition::PartitionId;
-use crate::cache::replica::{CacheEvent, Config, Context, Coverage, Mutation, OwnerState};
+use crate::cache::replica::{CacheEvent, Config, Context, Coverage, Mutation, OwnerState, contains};
 use crate::cache::store::Store;
 use crate::cache::version::{Epoch, Version};
 use crate::transport::Lane;
@@ -173,26 +173,20 @@ impl StrongCopy {
         self.store().applied()
     }
 
-    /// Whether the copy has this write.
+    /// Whether the copy has this write. What was written before an operator accepted the loss is gone for good.
     pub(crate) fn covers(&self, at_least: &Version) -> Coverage {
-        let store = self.store();
-        let epochs = store.lineage().entries();
-        let Some((first, _)) = epochs.first() else { return Coverage::NotYet };
-        if at_least.epoch < *first {
-            return Coverage::Yes;
+        if self.data.is_some() && at_least.epoch.counter < self.data_born {
+            return Coverage::Lost;
         }
-        match epochs.iter().position(|(epoch, _)| *epoch == at_least.epoch) {
-            Some(at) => match epochs.get(at + 1) {
-                Some((_, base)) if base.as_ref().is_some_and(|base| base.seq < at_least.seq) => {
-                    Coverage::Lost
-                }
-                Some(_) => Coverage::Yes,
-                None if self.end() >= Some(at_least) => Coverage::Yes,
-                None => Coverage::NotYet,
-            },
-            None if store.epoch() > Some(&at_least.epoch) => Coverage::Lost,
-            None => Coverage::NotYet,
-        }
+        contains(self.store().lineage(), self.end(), at_least)
+    }
+
+    /// Whether this node has every write that anybody was told of, so that one that it does not know of is lost: as long as
+    /// the leases hold nobody has taken over. Only an operator's word overrides leases, and a node that the deciding
+    /// side cannot reach hears of it late; so none of that side may be there, and somebody has to lead the group.
+    pub(crate) fn would_know(&self, write: &Version, ctx: StrongContext<'_>) -> bool {
+        let alive = ctx.base.members.live.contains(&write.epoch.primary);
+        !alive && ctx.consensus.can_decide() && self.may_read(ctx)
     }
 
     pub(crate) fn check_invariants(&self) -> Result<(), String> {

@@ -7,6 +7,7 @@ use crate::cache::consensus::{ConsensusEffect, Member, Wish};
 use crate::cache::error::Applied;
 use crate::cache::replica::{Budget, Members, Rules};
 use crate::cache::store::{SnapshotHeader, Write};
+use crate::cache::version::MAX_LINEAGE;
 use crate::types::{Incarnation, NodeId};
 use crate::{pattern, record};
 
@@ -341,4 +342,86 @@ fn a_stream_from_before_another_primary_took_over_is_refused() {
     assert!(!net.copies[1].follows(&primary, 900), "its writes would replace later ones");
     net.with(1, |copy, ctx| copy.handle_message(&primary, open(901, &decided), ctx));
     assert!(net.copies[1].follows(&primary, 901));
+}
+
+/// The last write that a copy has applied, as a session remembers it.
+fn last(net: &Net, node: usize) -> Version {
+    net.copies[node].end().unwrap().clone()
+}
+
+/// These two hand the partition to each other until the lineage no longer tells of the epochs before.
+fn hand_to_and_fro(net: &mut Net, pair: [usize; 2]) {
+    for round in 0..2 * MAX_LINEAGE {
+        let [first, second] = [pair[round % 2], pair[(round + 1) % 2]];
+        let wanted = [peer(first), peer(second)];
+        (0..net.copies.len()).for_each(|node| net.with(node, |copy, ctx| copy.handle_members(&wanted, ctx)));
+        net.wait(500);
+        assert!(net.copies[first].serving().is_some(), "round {round}");
+    }
+    assert_eq!(net.copies[pair[0]].store().lineage().entries().len(), MAX_LINEAGE);
+}
+
+// caught by: whatever is older than the lineage taken for lost; a takeover that the lineage does not count on from
+#[test]
+fn a_session_has_its_write_through_takeovers_and_hand_overs_without_number() {
+    let mut net = Net::new(3, 2, CacheConfig::new("c"));
+    net.write(1, &put(1)).unwrap();
+    let write = last(&net, 0);
+    net.sees(1, &[1, 2]);
+    net.wait(1000);
+    assert!(net.copies[1].serving().is_some(), "it takes over");
+    assert_eq!(net.copies[1].covers(&write), Coverage::Yes);
+    net.sees(1, &[0, 1, 2]);
+    hand_to_and_fro(&mut net, [0, 1]);
+    for node in [0, 1] {
+        assert!(net.copies[node].store().lineage().entries()[0].0 > write.epoch, "nothing tells of it");
+        assert_eq!(net.copies[node].covers(&write), Coverage::Yes);
+        assert_eq!(net.copies[node].store().len(), 1);
+    }
+}
+
+// caught by: every epoch before the first one of the lineage taken for one that the copy has; after a cut of the lineage,
+// what is in front of its beginning
+#[test]
+fn a_session_is_told_that_an_accepted_loss_took_its_write() {
+    let mut net = Net::new(3, 2, CacheConfig::new("c"));
+    net.write(1, &put(1)).unwrap();
+    let write = last(&net, 0);
+    net.sees(2, &[2]);
+    net.with(2, StrongCopy::accept_loss).unwrap();
+    net.wait(1000);
+    let deadline = net.now + Duration::from_secs(60);
+    net.with(2, |copy, ctx| copy.write(2, &put(2), deadline, ctx)).unwrap();
+    assert_eq!(net.copies[2].store().len(), 1);
+    assert_eq!(net.copies[2].covers(&write), Coverage::Lost);
+    let later = last(&net, 2);
+    assert_eq!(net.copies[2].covers(&later), Coverage::Yes);
+    // however long ago that was
+    net.sees(2, &[0, 1, 2]);
+    hand_to_and_fro(&mut net, [1, 2]);
+    for node in [1, 2] {
+        assert_eq!(net.copies[node].covers(&write), Coverage::Lost);
+        assert_eq!(net.copies[node].covers(&later), Coverage::Yes);
+    }
+}
+
+// caught by: a token of a cluster that is no more, which is waited for until the deadline; one of a primary that is there and
+// may be ahead, or of a side that this node may only not see, taken for lost
+#[test]
+fn a_primary_that_may_read_knows_every_write_there_is() {
+    let mut net = Net::new(3, 2, CacheConfig::new("c"));
+    net.write(1, &put(1)).unwrap();
+    let dead = Peer::new(NodeId::new("n0").unwrap(), Incarnation::new(7).unwrap());
+    let old = |counter, peer: &Peer| Version::new(Epoch::new(counter, peer.clone()), 5);
+    // of its beginning, and of a later time
+    assert_eq!(net.copies[0].covers(&old(0, &dead)), Coverage::Lost);
+    assert_eq!(net.copies[0].covers(&old(90, &dead)), Coverage::NotYet);
+    let would_know = |net: &mut Net, write: &Version| net.with(0, |copy, ctx| copy.would_know(write, ctx));
+    assert!(!would_know(&mut net, &old(90, &dead)), "nobody has promised not to take over");
+    let now = net.now;
+    net.leases.granted(&peer(1), now, 0, now);
+    assert!(would_know(&mut net, &old(90, &dead)));
+    assert!(!would_know(&mut net, &old(90, &peer(2))), "it may have gone on by an operator's word");
+    net.lost.insert(0);
+    assert!(!would_know(&mut net, &old(90, &dead)), "what others decide is not heard");
 }
