@@ -2,6 +2,8 @@
 //! and clocks that go at different speeds, all in virtual time.
 //!
 //! * `Strong`: every history is linearizable, whatever happens. Judged by stateright's checker, one key at a time.
+//!   At no time have two nodes served a partition in one epoch.
+//! * Both: when the faults are over, every owner's copy is equal to its primary's.
 //! * `Sync` with reads by quorum: without a split, a read that begins after a write was acknowledged sees this write or a
 //!   later one. It is not linearizable: two reads at once may see a write that is under way in either order, and in a
 //!   split both sides may go on (`expected_nodes` forbids it to the smaller one).
@@ -70,14 +72,16 @@ fn judge(
         count += report.operations();
         total.add(&report);
     }
-    let Report { acknowledged, read, doubts, refused, crashes, cuts, freezes, .. } = total;
+    let Report { acknowledged, read, doubts, refused, crashes, cuts, freezes, copies, .. } = total;
     println!(
         "{what}: {histories} histories, {count} operations, violations ({}); {acknowledged} writes acknowledged, {read} \
-         reads, {doubts} in doubt, {refused} refused; {crashes} crashes, {cuts} cuts, {freezes} standstills; {:.1?}",
+         reads, {doubts} in doubt, {refused} refused; {crashes} crashes, {cuts} cuts, {freezes} standstills; {copies} copies \
+         equal to their primary's in the end; {:.1?}",
         violations.len(),
         began.elapsed()
     );
     assert!(violations.is_empty(), "{}", violations[0]);
+    assert!(copies > 0, "no copy was compared");
     (total, count)
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use muster_router::cache::node::{CacheEffect, CacheMessage, CacheNode, Shard, codec};
 use muster_router::cache::replica::Rules;
-use muster_router::cache::{CacheConfig, CacheError, Operation, Options, PartitionId, Reply};
+use muster_router::cache::{CacheConfig, CacheError, Operation, Options, PartitionId, Reply, WriteMode};
 use muster_router::transport::Lane;
 use muster_router::{Incarnation, NodeId, Peer};
 
@@ -94,6 +94,10 @@ pub(crate) struct Cluster {
     last_event: u64,
     pub(crate) random: Random,
     ended: Vec<Ended>,
+    /// Who has served which partition, by the counter of the epoch and, if sides of a split may count alike, by its primary.
+    served: BTreeMap<(PartitionId, u64, Option<Peer>), Peer>,
+    /// Two that have served one partition in one epoch; the first few.
+    pub(crate) rivals: Vec<String>,
     pub(crate) messages: u64,
     /// How many things have happened at this moment.
     stuck: u64,
@@ -116,6 +120,8 @@ impl Cluster {
             last_event: 0,
             random: Random::new(seed),
             ended: Vec::new(),
+            served: BTreeMap::new(),
+            rivals: Vec::new(),
             messages: 0,
             stuck: 0,
         };
@@ -458,6 +464,7 @@ impl Cluster {
                 CacheEffect::Event(_) | CacheEffect::Changed => {}
             }
         }
+        self.see_who_serves(at);
         let now = self.now;
         let Some(place) = &mut self.places[at] else { return };
         let Some(wanted) = place.node.poll_timeout() else { return };
@@ -492,9 +499,56 @@ impl Cluster {
         lane.push_back(Flying { at, link, bytes });
     }
 
-    /// What must hold at any time on each node.
+    fn see_who_serves(&mut self, at: usize) {
+        let Some(place) = &self.places[at] else { return };
+        let me = place.node.me();
+        for partition in PartitionId::all(self.config.partitions) {
+            let status = place.node.status(partition);
+            let Some(epoch) = status.epoch.filter(|_| status.serving) else { continue };
+            // a group decides each counter once
+            let decided = self.config.write_mode == WriteMode::Strong;
+            let side = (!decided).then(|| epoch.primary.clone());
+            let known = self.served.entry((partition, epoch.counter, side)).or_insert_with(|| me.clone());
+            if known != me && self.rivals.len() < 10 {
+                self.rivals.push(format!("{known} and {me} have both served {partition} in {epoch}"));
+            }
+        }
+    }
+
+    /// What must hold at any time on each node, and what must have held since the beginning.
     pub(crate) fn check(&self) -> Result<(), String> {
-        self.places.iter().flatten().try_for_each(|place| place.node.check_invariants())
+        self.places.iter().flatten().try_for_each(|place| place.node.check_invariants())?;
+        self.rivals.first().map_or(Ok(()), |rivals| Err(rivals.clone()))
+    }
+
+    /// Every owner of every partition has just what its primary has; how many were compared. Holds when all is whole
+    /// and nothing is under way.
+    pub(crate) fn check_copies(&self) -> Result<usize, String> {
+        let mut compared = 0;
+        for partition in PartitionId::all(self.config.partitions) {
+            let serves = |place: &&Place| place.node.status(partition).serving;
+            let serving: Vec<_> = self.places.iter().flatten().filter(serves).collect();
+            let [primary] = serving[..] else {
+                return Err(format!("{} nodes serve {partition}", serving.len()));
+            };
+            let copy = |place: &Place| {
+                let (store, whole) = place.node.store(partition)?;
+                whole.then(|| (store.applied().cloned(), store.digest(), store.len()))
+            };
+            let has = copy(primary);
+            for owner in primary.node.status(partition).owners {
+                let place = self.place_of(&owner).and_then(|at| self.places[at].as_ref());
+                let found = place.and_then(copy);
+                if has.is_none() || found != has {
+                    let primary = primary.node.me();
+                    return Err(format!(
+                        "of {partition}, {owner} has {found:?} and its primary {primary} {has:?}"
+                    ));
+                }
+                compared += usize::from(owner != *primary.node.me());
+            }
+        }
+        Ok(compared)
     }
 }
 

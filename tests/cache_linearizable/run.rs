@@ -48,6 +48,10 @@ pub(crate) struct Report {
     pub(crate) cuts: usize,
     pub(crate) freezes: usize,
     pub(crate) messages: u64,
+    /// Copies that were compared with their primary's in the end.
+    pub(crate) copies: usize,
+    /// Two nodes that have served one partition in one epoch.
+    pub(crate) rivals: Vec<String>,
 }
 
 impl Report {
@@ -61,6 +65,7 @@ impl Report {
         self.cuts += other.cuts;
         self.freezes += other.freezes;
         self.messages += other.messages;
+        self.copies += other.copies;
     }
 
     pub(crate) fn operations(&self) -> usize {
@@ -294,9 +299,11 @@ pub(crate) fn execute(run: &Run) -> Report {
     }
     if run.rules == Rules::all() {
         recover(&mut cluster, run, chaos.down);
+        report.copies = cluster.check_copies().unwrap_or_else(|what| panic!("seed {}: {what}", run.seed));
         read_again(&mut cluster, run, &mut keys, &mut random, moment, ticket);
-        cluster.check().unwrap();
+        cluster.check().unwrap_or_else(|what| panic!("seed {}: {what}", run.seed));
     }
+    report.rivals = std::mem::take(&mut cluster.rivals);
     report.messages = cluster.messages;
     report.histories = keys.histories.into_values().collect();
     for history in &mut report.histories {

@@ -92,3 +92,15 @@ fn a_strong_write_that_not_all_owners_have_is_missed_after_crashes() {
     println!("strong CommitBeforeAll, by crashes of all owners but one: {lost:?}");
     assert!(lost.is_some());
 }
+
+/// Who serves is looked at at each step, so that two at once are seen whatever they answer.
+#[test]
+fn two_that_serve_a_partition_in_one_epoch_are_noticed() {
+    let rivals = (0..10).find_map(|seed| {
+        let run = || execute(&strong(seed, OPERATIONS, Rules::broken(Mutation::DecideAlone)));
+        let report = std::panic::catch_unwind(run).ok()?;
+        report.rivals.first().map(|rivals| format!("seed {seed}: {rivals}"))
+    });
+    println!("strong DecideAlone, by who serves: {rivals:?}");
+    assert!(rivals.is_some());
+}
