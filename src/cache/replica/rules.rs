@@ -66,9 +66,8 @@ impl Mutation {
         Mutation::DecideAlone,
     ];
 
-    /// Those of the other write modes whose effect a run of a whole cluster does not show: the tests of the replica look
-    /// at these step by step.
-    pub const STEP_BY_STEP: &[Mutation] = &[Mutation::NoEpochCheck];
+    /// Those of the other write modes whose effect a run of a whole cluster does not show: a schedule by hand does.
+    pub const BY_HAND: &[Mutation] = &[Mutation::NoEpochCheck];
 
     /// All others of the other write modes: the simulator of whole clusters finds each.
     pub const ALL: &[Mutation] = &[

@@ -26,6 +26,7 @@
 
 mod cluster;
 mod converge;
+mod fencing;
 mod links;
 mod oracle;
 mod schedule;
@@ -41,6 +42,7 @@ use crate::cache::{CacheConfig, Table};
 use crate::testing::oracle::Violation;
 use crate::testing::sim::Random;
 
+pub use fencing::written_behind_a_promise;
 pub use oracle::{Kind, Tally};
 pub use step::{Place, ReadKind, Step, WriteKind};
 
