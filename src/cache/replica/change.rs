@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::history::quorum;
-use super::message::ReplicaMessage;
+use super::message::{ReplicaMessage, next_counter};
 use super::primary::Handing;
 use super::stream::Stream;
 use super::{Context, Mutation, Replica, Role};
@@ -92,8 +92,7 @@ impl Replica {
         }
         let before = if forced { Vec::new() } else { vec![owners.clone()] };
         self.stalled = None;
-        self.begin_next(target, before);
-        true
+        self.begin_next(target, before)
     }
 
     /// Gives the partition to the ring's first owner.
@@ -137,7 +136,8 @@ impl Replica {
         }
         let to = to.clone();
         let from = leading.config.epoch.clone();
-        let epoch = Epoch::new(from.counter.saturating_add(1), to.clone());
+        let Some(counter) = next_counter(from.counter) else { return };
+        let epoch = Epoch::new(counter, to.clone());
         self.seen = self.seen.max(epoch.counter);
         self.promised = Some(epoch.clone());
         self.step_down(ctx);

@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::effect::Coverage;
 use super::history::contains;
 use super::log::Log;
-use super::message::{Config, ReplicaMessage};
+use super::message::{Config, ReplicaMessage, next_counter};
 use super::snapshot::Incoming;
 use super::{Context, Mutation, Replica, Role};
 use crate::cache::store::{SnapshotHeader, Step, Store, Write};
@@ -52,7 +52,6 @@ impl Beginning {
         let Self { config, lineage, since, .. } = self;
         config.is_sound()
             && config.epoch.primary == *from
-            && config.epoch.counter < u64::MAX
             && *since <= config.epoch
             && lineage.is_sound()
             && lineage.epoch() == Some(&config.epoch)
@@ -245,7 +244,7 @@ impl Replica {
 
     /// A primary in force tells who keeps the partition.
     pub(super) fn on_announce(&mut self, from: &Peer, config: Config, settled: bool, ctx: Context<'_>) {
-        if !config.is_sound() || config.epoch.primary != *from || config.epoch.counter == u64::MAX {
+        if !config.is_sound() || config.epoch.primary != *from {
             return;
         }
         if self.config().is_some_and(|known| known.epoch > config.epoch) {
@@ -292,8 +291,8 @@ impl Replica {
     /// The primary has given this node everything, and asks it to go on.
     pub(super) fn on_hand_over(&mut self, from: &Peer, ended: &Epoch, epoch: Epoch, ctx: Context<'_>) {
         let follows = matches!(&self.role, Role::Following(f) if f.epoch == *ended && f.incoming.is_none());
-        let next = epoch.primary == *ctx.me && Some(epoch.counter) == ended.counter.checked_add(1);
-        if !follows || !next || !self.whole || ended.primary != *from || epoch.counter == u64::MAX {
+        let next = epoch.primary == *ctx.me && Some(epoch.counter) == next_counter(ended.counter);
+        if !follows || !next || !self.whole || ended.primary != *from {
             return;
         }
         if self.promised.as_ref() != Some(ended) {

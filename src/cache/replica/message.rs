@@ -11,6 +11,38 @@ use crate::types::Peer;
 /// The most owners, old sets of owners, and entries of one message that are taken in.
 pub(super) const MAX_OWNERS: usize = 1024;
 pub(super) const MAX_SETS: usize = 64;
+/// The highest counter of an epoch, and number of a write, that is taken in or begun. One number of a peer that is broken
+/// must not keep others from counting on. Those that come about by mistake, near a power of two, are either above it
+/// and ignored, or so far below it that nobody ever counts from there to here; and so is every clock, in nanoseconds too.
+pub(super) const MAX_NUMBER: u64 = 3 << 61;
+
+/// The counter of the epoch after this one; `None` if nobody would take it in.
+pub(super) fn next_counter(counter: u64) -> Option<u64> {
+    counter.checked_add(1).filter(|next| *next <= MAX_NUMBER)
+}
+
+fn in_range(epoch: &Epoch) -> bool {
+    epoch.counter <= MAX_NUMBER
+}
+
+fn is_bounded(version: &Version) -> bool {
+    in_range(&version.epoch) && version.seq <= MAX_NUMBER
+}
+
+fn are_bounded(lineage: &Lineage) -> bool {
+    lineage.entries().iter().all(|(epoch, base)| in_range(epoch) && base.iter().all(is_bounded))
+}
+
+fn write_in_range(write: &Write) -> bool {
+    match write {
+        Write::Merge(entries) => entries.iter().all(|entry| is_bounded(entry.version())),
+        _ => true,
+    }
+}
+
+fn header_in_range(header: &SnapshotHeader) -> bool {
+    are_bounded(&header.lineage) && header.applied.iter().chain(&header.purged_through).all(is_bounded)
+}
 
 /// Who keeps a partition in one epoch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +59,10 @@ pub struct Config {
 }
 
 impl Config {
+    fn is_bounded(&self) -> bool {
+        in_range(&self.epoch) && self.base.iter().all(is_bounded)
+    }
+
     /// Whether what came over the wire can be one.
     pub(super) fn is_sound(&self) -> bool {
         let sets = || self.before.iter().chain(std::iter::once(&self.owners));
@@ -236,4 +272,52 @@ pub enum ReplicaMessage {
         /// Whether it is known to be in force.
         effective: bool,
     },
+}
+
+impl ReplicaMessage {
+    /// Whether its numbers are some that can be counted to, and on from.
+    pub(super) fn is_bounded(&self) -> bool {
+        use ReplicaMessage as M;
+        let of = |config: &Option<Config>| config.iter().all(Config::is_bounded);
+        match self {
+            M::Inquire { attempt, known } => in_range(attempt) && known.iter().all(in_range),
+            M::Promise { attempt, report } => {
+                in_range(attempt) && report.end.iter().all(is_bounded) && of(&report.config)
+            }
+            M::Refuse { attempt, promised, config, .. } => {
+                in_range(attempt) && promised.iter().all(in_range) && of(config)
+            }
+            M::Nominate { seen, config, .. } => in_range(seen) && of(config),
+            M::AcceptLoss => true,
+            M::NewConfig { config, lineage, since, .. } => {
+                config.is_bounded() && are_bounded(lineage) && in_range(since)
+            }
+            M::Position { epoch, header, .. } | M::SnapshotBegin { epoch, header } => {
+                in_range(epoch) && header_in_range(header)
+            }
+            M::Append { epoch, prev, entries, commit, all_have } => {
+                let ends = prev.iter().chain(commit).chain(all_have);
+                let write =
+                    |(version, write): &(Version, Arc<Write>)| is_bounded(version) && write_in_range(write);
+                in_range(epoch) && ends.into_iter().all(is_bounded) && entries.iter().all(write)
+            }
+            M::Ack { epoch, end, .. } => in_range(epoch) && end.iter().all(is_bounded),
+            M::Reject { epoch, promised, config, .. } => in_range(epoch) && in_range(promised) && of(config),
+            M::SnapshotChunk { epoch, entries, through, .. } => {
+                let entries = entries.iter().map(Entry::version);
+                in_range(epoch) && entries.chain(through).all(is_bounded)
+            }
+            M::Offer { epoch, entries, .. } => {
+                in_range(epoch) && entries.iter().map(Entry::version).all(is_bounded)
+            }
+            M::Announce { config, .. } | M::Known { config, .. } => config.is_bounded(),
+            M::Want { epoch, lineage, end } => {
+                in_range(epoch) && are_bounded(lineage) && end.iter().all(is_bounded)
+            }
+            M::HandOver { from, epoch } => in_range(from) && in_range(epoch),
+            M::SnapshotAck { epoch, .. } | M::Release { epoch } | M::OfferAck { epoch, .. } => {
+                in_range(epoch)
+            }
+        }
+    }
 }

@@ -59,6 +59,9 @@ use primary::Leading;
 pub use rules::{Mutation, Rules};
 use takeover::{Inquiry, Nomination};
 
+/// Nodes begin to count below this: clocks in nanoseconds are, for a hundred years.
+const FIRST_COUNTERS: u64 = 1 << 62;
+
 /// The nodes that take part in a cache, as one node sees them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Members {
@@ -181,7 +184,7 @@ impl Replica {
             streams: 0,
             // A cache that is closed and opened again is the same peer, and must not begin an epoch twice. And where
             // incarnations tell the time, what is born after the loss of all copies comes after what was lost.
-            seen: ctx.me.incarnation.get().saturating_add(u64::try_from(ctx.now.as_micros()).unwrap_or(0)),
+            seen: born_after(ctx),
             retry_at: Duration::ZERO,
             attempts: 0,
             stalled: None,
@@ -304,6 +307,9 @@ impl Replica {
     /// A message arrived.
     pub(crate) fn handle_message(&mut self, from: &Peer, message: ReplicaMessage, ctx: Context<'_>) {
         use ReplicaMessage as M;
+        if !message.is_bounded() {
+            return;
+        }
         match message {
             M::Inquire { attempt, known } => self.on_inquire(from, attempt, known, ctx),
             M::Promise { attempt, report } => self.on_promise(from, &attempt, report, ctx),
@@ -549,6 +555,13 @@ impl Replica {
         self.whole = false;
         self.changed = true;
     }
+}
+
+/// The counter that a node begins to count from. Incarnations that are no time may be any number, and others take in what
+/// is in range only.
+fn born_after(ctx: Context<'_>) -> u64 {
+    (ctx.me.incarnation.get() % FIRST_COUNTERS)
+        .saturating_add(u64::try_from(ctx.now.as_micros()).unwrap_or(0).min(FIRST_COUNTERS / 4))
 }
 
 /// The earlier of two times, if there is any.

@@ -16,7 +16,7 @@ use std::time::Duration;
 use super::history::{majority, quorum, with_epoch};
 use super::log::write_len;
 use super::merge::Merging;
-use super::message::{Config, ReplicaMessage};
+use super::message::{Config, ReplicaMessage, next_counter};
 use super::stream::Stream;
 use super::takeover::BACK_OFF;
 use super::{CacheEvent, Context, Mutation, Replica, ReplicaEffect, Role, Rules};
@@ -250,12 +250,13 @@ impl Replica {
         self.changed = true;
     }
 
-    /// Begins the next epoch of the same primary, with other owners.
-    pub(super) fn begin_next(&mut self, owners: Vec<Peer>, before: Vec<Vec<Peer>>) {
+    /// Begins the next epoch of the same primary, with other owners; whether there is one.
+    pub(super) fn begin_next(&mut self, owners: Vec<Peer>, before: Vec<Vec<Peer>>) -> bool {
         let base = self.end().cloned();
-        let Role::Leading(leading) = &mut self.role else { return };
+        let Role::Leading(leading) = &mut self.role else { return false };
         let since = leading.config.epoch.clone();
-        let epoch = Epoch::new(since.counter.saturating_add(1), since.primary.clone());
+        let Some(counter) = next_counter(since.counter) else { return false };
+        let epoch = Epoch::new(counter, since.primary.clone());
         let config = Config { epoch: epoch.clone(), base, owners, before };
         leading.config = config.clone();
         leading.since = since;
@@ -269,6 +270,7 @@ impl Replica {
         self.promised = Some(epoch);
         self.learn(config, false);
         self.changed = true;
+        true
     }
 
     /// What a primary has to do now.
@@ -516,9 +518,6 @@ impl Replica {
         effective: bool,
         ctx: Context<'_>,
     ) {
-        if promised.counter == u64::MAX {
-            return;
-        }
         self.seen = self.seen.max(promised.counter);
         if let Role::Leading(leading) = &mut self.role {
             if leading.config.epoch < *promised && *epoch <= leading.config.epoch {

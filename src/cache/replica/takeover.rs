@@ -34,7 +34,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::history::{is_prefix, quorum};
-use super::message::{Config, ReplicaMessage, Report};
+use super::message::{Config, ReplicaMessage, Report, next_counter};
 use super::{CacheEvent, Context, Known, Mutation, Replica, Role};
 use crate::cache::version::{Epoch, Version};
 use crate::ring::key_hash;
@@ -212,7 +212,7 @@ impl Replica {
 
     fn inquire(&mut self, ctx: Context<'_>) {
         let promised = self.promised.as_ref().map_or(0, |promised| promised.counter);
-        let counter = self.seen.max(promised).saturating_add(1);
+        let Some(counter) = next_counter(self.seen.max(promised)) else { return };
         let attempt = Epoch::new(counter, ctx.me.clone());
         self.seen = counter;
         self.promised = Some(attempt.clone());
@@ -256,7 +256,7 @@ impl Replica {
     // ---- the other side
 
     pub(super) fn on_inquire(&mut self, from: &Peer, attempt: Epoch, known: Option<Epoch>, ctx: Context<'_>) {
-        if attempt.primary != *from || attempt.counter == u64::MAX {
+        if attempt.primary != *from {
             return;
         }
         let newest = self.config().map(|config| &config.epoch);
@@ -316,7 +316,7 @@ impl Replica {
         effective: bool,
         ctx: Context<'_>,
     ) {
-        self.seen = self.seen.max(promised.as_ref().map_or(0, counter_of));
+        self.seen = self.seen.max(promised.as_ref().map_or(0, |promised| promised.counter));
         let ours = self.inquiry.as_ref().is_some_and(|inquiry| inquiry.attempt == *attempt);
         let leads =
             |config: &Config| config.epoch.primary == *from && promised.as_ref() == Some(&config.epoch);
@@ -334,9 +334,6 @@ impl Replica {
     /// Takes note of a config that was told by somebody else than its primary.
     pub(super) fn hear(&mut self, config: Option<Config>, effective: bool, ctx: Context<'_>) {
         let Some(config) = config.filter(Config::is_sound) else { return };
-        if config.epoch.counter == u64::MAX {
-            return;
-        }
         let overtaken = self.config().is_none_or(|known| known.epoch < config.epoch);
         let epoch = config.epoch.clone();
         if self.learn(config, effective) && overtaken {
@@ -362,7 +359,7 @@ impl Replica {
             return;
         }
         self.hear(config, effective, ctx);
-        self.seen = self.seen.max(counter_of(seen));
+        self.seen = self.seen.max(seen.counter);
         self.inquiry = None;
         self.retry_at = Duration::ZERO;
         self.nominated = Some(Box::new(nomination));
@@ -520,9 +517,4 @@ fn in_line(end: Option<&Version>, config: &Config) -> bool {
 /// Whether a copy in line has all that was written before this config.
 fn has_base(report: &Report, config: &Config) -> bool {
     report.end == config.base || report.end.as_ref().is_some_and(|end| end.epoch >= config.epoch)
-}
-
-/// The counter, kept from running over by what came from the network.
-fn counter_of(epoch: &Epoch) -> u64 {
-    if epoch.counter == u64::MAX { 0 } else { epoch.counter }
 }

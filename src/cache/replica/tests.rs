@@ -12,6 +12,7 @@ use crate::types::{Incarnation, NodeId};
 mod fencing;
 mod late;
 mod loss;
+mod numbers;
 
 /// The same numbers for the same seed.
 struct Dice(u64);
