@@ -168,12 +168,13 @@ pub enum CacheError {
         /// Whether anything has changed.
         applied: Applied,
     },
-    /// Too few owners have confirmed a write; those that have keep it.
-    #[error("{got} of {need} owners confirmed the write; it may have been applied or not")]
+    /// Too few owners have confirmed a write in time; those that have keep it. Where enough owners have, and fewer of the
+    /// expected nodes are left than when it began (`expected_nodes`), these are the nodes.
+    #[error("{got} of {need} nodes confirmed the write; it may have been applied or not")]
     NotEnoughAcks {
-        /// How many have.
+        /// How many owners have confirmed it; or how many of the expected nodes are there.
         got: usize,
-        /// How many are needed.
+        /// How many are needed of them.
         need: usize,
     },
     /// Too few owners, or too few of the expected nodes, can be reached to begin.
@@ -387,7 +388,7 @@ mod tests {
         for (error, text) in [
             (
                 CacheError::NotEnoughAcks { got: 1, need: 2 },
-                "1 of 2 owners confirmed the write; it may have been applied or not",
+                "1 of 2 nodes confirmed the write; it may have been applied or not",
             ),
             (
                 CacheError::WrongOwner { partition: partition(3), primary: None, epoch: None },

@@ -536,7 +536,15 @@ impl Replica {
 
 impl Leading {
     fn not_enough(&self, version: &Version, ctx: Context<'_>, end: u64) -> CacheError {
-        CacheError::NotEnoughAcks { got: self.count(version.seq, ctx.me, end), need: need(&self.config, ctx) }
+        let (got, need) = (self.count(version.seq, ctx.me, end), need(&self.config, ctx));
+        match enough_nodes(ctx) {
+            // what is not begun says the same
+            Err(CacheError::NoQuorum { got: here, need: expected }) if got >= need => {
+                CacheError::NotEnoughAcks { got: here, need: expected }
+            }
+            // an epoch that is not in force confirms nothing, whoever has it: one that agrees is missing at least
+            _ => CacheError::NotEnoughAcks { got: got.min(need.saturating_sub(1)), need },
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use crate::cache::term::{Record, Term};
 use crate::record;
 use crate::types::{Incarnation, NodeId};
 
+mod expected;
 mod fencing;
 mod late;
 mod loss;
