@@ -9,6 +9,7 @@ use crate::cache::term::{Record, Term};
 use crate::record;
 use crate::types::{Incarnation, NodeId};
 
+mod deletes;
 mod expected;
 mod fencing;
 mod late;

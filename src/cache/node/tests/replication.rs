@@ -1,6 +1,7 @@
 //! What several copies make of it: the public cases, and the faults of a comparable system.
 
 use super::*;
+use crate::cache::replica::ReplicaMessage;
 
 fn keys(count: usize) -> Vec<String> {
     (0..count).map(|n| format!("key{n}")).collect()
@@ -108,6 +109,32 @@ fn cache_06_quorum_not_met_says_ok() {
             );
             assert_eq!(error.applied(), Applied::Unknown);
         }
+    }
+}
+
+// caught by: a forwarded write made again because its time at the primary was over: under load, five times
+#[test]
+fn cache_06_a_write_that_slow_owners_do_not_confirm_in_time_is_made_once() {
+    for stranger_asks in [false, true] {
+        let cache = config().replicas(3);
+        let mut net = Net::of(1, &["a", "b", "c", "d"], &cache);
+        let partition = PartitionId::new(0);
+        let Owners { primary, stranger, .. } = owners(&net, partition);
+        let key = key_of(&cache, partition);
+        assert!(net.put("b", &key, 1).is_ok());
+        let end = |net: &Net| net.node(&primary).store(partition).unwrap().0.applied().map(|end| end.seq);
+        let before = end(&net).unwrap();
+        let ack = |message: &ReplicaMessage| matches!(message, ReplicaMessage::Ack { .. });
+        net.hold = Some(Box::new(
+            move |_, _, message| matches!(message, CacheMessage::Replica { message, .. } if ack(message)),
+        ));
+        let asker = if stranger_asks { &stranger } else { &primary };
+        let error = net.operate(asker, partition, put_of(&cache, &key, 2).1, |_| {}).unwrap_err();
+        assert_eq!(error, CacheError::NotEnoughAcks { got: 1, need: 2 }, "asked by {asker}");
+        net.hold = None;
+        net.run_for(SECOND * 5);
+        assert_eq!(end(&net), Some(before + 1), "asked by {asker}");
+        assert_eq!(net.get(asker, &key), Some(2));
     }
 }
 

@@ -74,3 +74,33 @@ fn a_copy_that_is_let_go_and_wanted_again_is_filled_again() {
     assert!(counted(&net));
     net.check();
 }
+
+// caught by: a node whose stream ends passed over, because it was told who keeps the partition before it had a copy
+#[test]
+fn a_node_whose_stream_ends_between_two_pieces_is_told_anew_who_keeps_the_partition() {
+    // the log has not all of it, and pieces are given slowly
+    let slow = config(2).max_log_bytes(256).transfer_rate(512);
+    let mut net = Net::new(1, &NAMES[..3], slow);
+    net.settle();
+    for key in 0..100 {
+        net.ask(key, true, WriteMode::Async).unwrap();
+    }
+    net.settle();
+    let primary = net.primary().unwrap();
+    let owners = net.nodes[&primary].replica.config().unwrap().owners.clone();
+    let outsider = net.peers().into_iter().find(|peer| !owners.contains(peer)).unwrap();
+    let more: Vec<Peer> = owners.iter().chain([&outsider]).cloned().collect();
+    net.want(&primary, &more);
+    for _ in 0..4 {
+        net.carry(&primary, &outsider);
+        net.carry(&outsider, &primary);
+    }
+    assert!(
+        matches!(&net.nodes[&outsider].replica.role, Role::Following(following) if following.incoming.is_some())
+    );
+    assert!(net.queues.values().all(VecDeque::is_empty), "nothing is on its way that the primary would hear");
+    net.want(&primary, &owners);
+    net.settle();
+    assert_eq!(net.nodes[&outsider].replica.state(), OwnerState::Absent);
+    assert!(matches!(&net.nodes[&outsider].replica.role, Role::Idle), "{}", net.dump());
+}
