@@ -159,7 +159,7 @@ pub struct CacheConfig {
     /// How many records one batch may have, 1 to 1,048,576 (default 65,536).
     pub max_batch_records: usize,
     /// How many bytes of records and tombstones one partition may hold, from `max_record_len` to 1 TiB (default 1
-    /// GiB). A put beyond it is refused.
+    /// GiB). A put beyond it is refused; in write mode `Strong` also (`Busy`) as long as writes under way may fill it.
     pub max_partition_bytes: u64,
     /// How many bytes of writes a primary keeps of a partition for replicas that are behind, from `max_record_len`
     /// to 1 GiB (default 4 MiB); beyond it they get a snapshot. Choose the bytes written in a short break of a link.

@@ -35,14 +35,18 @@ pub(super) struct Data {
     pub(super) whole: bool,
 }
 
+/// About how many bytes a write has beside what is written; as the store counts a record or a delete.
+pub(super) const OVERHEAD: usize = 128;
+
 /// About how many bytes a write has.
 pub(super) fn write_len(write: &Write) -> usize {
-    64 + match write {
-        Write::Put(record) => record.encoded_len(),
-        Write::DeleteKeys(keys) => keys.iter().map(|key| key.encoded_len()).sum(),
-        Write::DeleteRecords(records) => records.iter().map(|record| record.encoded_len()).sum(),
-        Write::DeleteAll | Write::Nothing | Write::Merge(_) => 0,
-    }
+    OVERHEAD
+        + match write {
+            Write::Put(record) => record.encoded_len(),
+            Write::DeleteKeys(keys) => keys.iter().map(|key| key.encoded_len()).sum(),
+            Write::DeleteRecords(records) => records.iter().map(|record| record.encoded_len()).sum(),
+            Write::DeleteAll | Write::Nothing | Write::Merge(_) => 0,
+        }
 }
 
 impl Data {

@@ -1,6 +1,6 @@
 //! As the primary: streams to the owners and to those who shall become owners, writes under way, and the config.
 
-use super::data::write_len;
+use super::data::{OVERHEAD, write_len};
 use super::{
     BTreeMap, BTreeSet, CopyEffect, CopyMessage, Duration, Epoch, Peer, StrongContext, StrongCopy, VecDeque,
     Version, WriteOp,
@@ -18,12 +18,44 @@ const WINDOW: usize = 1 << 20;
 const MESSAGE: usize = 256 << 10;
 /// How many writes may wait.
 const QUEUE: usize = 4096;
+/// And how many bytes of them, those that are logged included: none is taken in once so many wait.
+const QUEUE_BYTES: usize = 16 << 20;
 
 #[derive(Debug)]
 struct Queued {
     ticket: Option<u64>,
     op: WriteOp,
     deadline: Duration,
+    bytes: usize,
+}
+
+/// The writes that are not begun.
+#[derive(Debug, Default)]
+struct Queue {
+    writes: VecDeque<Queued>,
+    bytes: usize,
+}
+
+impl Queue {
+    fn push(&mut self, write: Queued) {
+        self.bytes += write.bytes;
+        self.writes.push_back(write);
+    }
+
+    fn pop(&mut self) -> Option<Queued> {
+        let write = self.writes.pop_front()?;
+        self.bytes -= write.bytes;
+        Some(write)
+    }
+
+    fn retain(&mut self, mut kept: impl FnMut(&Queued) -> bool) {
+        let bytes = &mut self.bytes;
+        self.writes.retain(|write| {
+            let kept = kept(write);
+            *bytes -= if kept { 0 } else { write.bytes };
+            kept
+        });
+    }
 }
 
 #[derive(Debug)]
@@ -62,7 +94,7 @@ pub(super) struct Lead {
     opening: u64,
     effective: bool,
     pub(super) streams: BTreeMap<Peer, Stream>,
-    queue: VecDeque<Queued>,
+    queue: Queue,
     running: VecDeque<Running>,
     /// Those who may be owners already, for all this node knows.
     maybe_owners: BTreeSet<Peer>,
@@ -87,17 +119,32 @@ impl Lead {
             .streams
             .values()
             .all(|stream| stream.logged <= stream.sent || matches!(stream.phase, Phase::Asked));
+        let bytes: usize = self.queue.writes.iter().map(|write| write.bytes).sum();
+        if bytes != self.queue.bytes {
+            return Err("the bytes that wait are miscounted".into());
+        }
         if rises && known { Ok(()) } else { Err("writes or streams of a primary are out of order".into()) }
     }
 
     pub(super) fn next_timeout(&self) -> Option<Duration> {
-        let queued = self.queue.iter().filter(|op| op.ticket.is_some()).map(|op| op.deadline);
+        let queued = self.queue.writes.iter().filter(|op| op.ticket.is_some()).map(|op| op.deadline);
         let running = self.running.iter().filter(|op| op.ticket.is_some()).map(|op| op.deadline);
         let pieces = self.streams.values().filter_map(|stream| match &stream.phase {
             Phase::Filling { slot: Some(slot), .. } => Some(slot.at),
             Phase::Filling { .. } | Phase::Asked | Phase::Whole => None,
         });
         queued.chain(running).chain(pieces).min()
+    }
+}
+
+/// About how many bytes an operation has that waits.
+fn op_len(op: &WriteOp) -> usize {
+    let each = |len: usize| OVERHEAD + len;
+    match op {
+        WriteOp::Put(records) => records.iter().map(|record| each(record.encoded_len())).sum(),
+        WriteOp::DeleteKeys(keys) => OVERHEAD + keys.iter().map(|key| key.encoded_len()).sum::<usize>(),
+        WriteOp::DeleteMatch(pattern) => each(pattern.wire_len()),
+        WriteOp::DeleteAll => OVERHEAD,
     }
 }
 
@@ -111,7 +158,7 @@ impl StrongCopy {
             opening,
             effective: ctx.base.rules.breaks(Mutation::ServeBeforeAll),
             streams: BTreeMap::new(),
-            queue: VecDeque::new(),
+            queue: Queue::default(),
             running: VecDeque::new(),
             maybe_owners: BTreeSet::new(),
             pausing: false,
@@ -137,7 +184,7 @@ impl StrongCopy {
             let result = Err(CacheError::NotEnoughAcks { got: 1, need });
             self.effects.push_back(CopyEffect::Written { ticket, result });
         }
-        for ticket in lead.queue.into_iter().filter_map(|op| op.ticket) {
+        for ticket in lead.queue.writes.into_iter().filter_map(|op| op.ticket) {
             let result = Err(CacheError::NotActive { partition: self.id });
             self.effects.push_back(CopyEffect::Written { ticket, result });
         }
@@ -444,6 +491,11 @@ impl StrongCopy {
 // Writes.
 impl StrongCopy {
     /// Begins a write, if this node serves; how it ended comes as [`CopyEffect::Written`].
+    ///
+    /// # Errors
+    /// Nothing has changed then: [`CacheError::NotActive`], [`CacheError::NoQuorum`]; [`CacheError::TooLarge`] for a put
+    /// that does not fit with what is there; [`CacheError::Busy`] if too much waits, or if it may not fit with what waits,
+    /// of which nobody knows yet what it replaces.
     pub(crate) fn write(
         &mut self,
         ticket: u64,
@@ -462,18 +514,21 @@ impl StrongCopy {
         if got < need {
             return Err(CacheError::NoQuorum { got, need });
         }
-        if let WriteOp::Put(records) = op {
-            let bytes: usize = records.iter().map(|record| record.encoded_len()).sum();
+        let (waits, bytes) = (data.tail_bytes() + lead.queue.bytes, op_len(op));
+        if let WriteOp::Put(_) = op {
             let (given, max) = (data.store.bytes() + bytes as u64, ctx.base.config.max_partition_bytes);
             if given > max {
                 let (what, option) = ("the partition in bytes".into(), "max_partition_bytes".into());
                 return Err(CacheError::TooLarge { what, given, max, option });
             }
+            if waits > 0 && given.saturating_add(waits as u64) > max {
+                return Err(CacheError::Busy);
+            }
         }
-        if lead.queue.len() >= QUEUE {
+        if lead.queue.writes.len() >= QUEUE || waits >= QUEUE_BYTES {
             return Err(CacheError::Busy);
         }
-        lead.queue.push_back(Queued { ticket: Some(ticket), op: op.clone(), deadline });
+        lead.queue.push(Queued { ticket: Some(ticket), op: op.clone(), deadline, bytes });
         self.advance(ctx);
         Ok(())
     }
@@ -488,11 +543,11 @@ impl StrongCopy {
             let behind = slowest.map(|stream| data.end().saturating_sub(stream.logged)).max().unwrap_or(0);
             let room = data.tail_bytes() < WINDOW && behind < QUEUE as u64;
             // what a pattern finds depends on all writes before it
-            let alone = matches!(lead.queue.front(), Some(Queued { op: WriteOp::DeleteMatch(_), .. }));
+            let alone = matches!(lead.queue.writes.front(), Some(Queued { op: WriteOp::DeleteMatch(_), .. }));
             if lead.pausing || lead.given_up || !room || (alone && data.tail_len() > 0) {
                 return;
             }
-            let Some(Queued { ticket, op, deadline }) = lead.queue.pop_front() else { return };
+            let Some(Queued { ticket, op, deadline, .. }) = lead.queue.pop() else { return };
             // owners may have gone while it waited
             let (got, need) = (config.owners.len(), ctx.base.config.min_copies);
             let plan = match got < need {

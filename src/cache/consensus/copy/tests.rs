@@ -425,3 +425,50 @@ fn a_primary_that_may_read_knows_every_write_there_is() {
     net.lost.insert(0);
     assert!(!would_know(&mut net, &old(90, &dead)), "what others decide is not heard");
 }
+
+fn large(key: u64, bytes: usize) -> WriteOp {
+    WriteOp::Put(vec![record![key as i64, "x".repeat(bytes)]])
+}
+
+/// Writes until one is refused.
+fn fill(net: &mut Net, bytes: usize) -> (u64, CacheError) {
+    let mut refused = |ticket| Some((ticket, net.write(ticket, &large(ticket, bytes)).err()?));
+    (1..4096).find_map(&mut refused).expect("it is bounded by more than the number of writes")
+}
+
+// caught by: what waits bounded by the number of writes only, which may be of half a MiB each, and more from a peer
+#[test]
+fn what_waits_for_a_slow_owner_is_bounded_in_bytes() {
+    let mut net = Net::new(2, 2, CacheConfig::new("c"));
+    net.frozen.insert(1);
+    let (refused, error) = fill(&mut net, 512 << 10);
+    assert_eq!(error, CacheError::Busy);
+    assert!((32..=33).contains(&refused), "{refused}");
+    assert_eq!(net.write(9000, &WriteOp::DeleteAll), Err(CacheError::Busy), "whatever it is");
+    // what nobody waits for any more makes room
+    net.with(0, |copy, _| copy.forget(refused - 1));
+    assert_eq!(net.write(9001, &WriteOp::DeleteKeys(vec![1.into()])), Ok(()));
+    assert_eq!(net.write(9002, &put(1)), Ok(()));
+    net.sees(0, &[0]);
+    net.wait(1000);
+    assert_eq!(net.written.len() as u64, refused - 2 + 2);
+    assert!(net.written.iter().all(|(_, result)| result.is_ok()), "{:?}", net.written);
+    assert_eq!(net.write(9003, &put(2)), Ok(()), "and nothing waits");
+}
+
+// caught by: what waits not counted with what is there: a partition that is several times as large as it may be
+#[test]
+fn what_waits_does_not_fill_a_partition_beyond_its_size() {
+    let mut net = Net::new(2, 2, CacheConfig::new("c").max_partition_bytes(100_000));
+    net.frozen.insert(1);
+    let (refused, error) = fill(&mut net, 1000);
+    assert_eq!(error, CacheError::Busy, "it may replace what is there: nobody knows yet");
+    assert!((80..=100).contains(&refused), "{refused}");
+    net.sees(0, &[0]);
+    net.wait(1000);
+    assert_eq!(net.written.len() as u64, refused - 1);
+    assert!(net.copies[0].store().bytes() <= 100_000);
+    // and now it is known
+    let (_, error) = fill(&mut net, 50_000);
+    assert!(matches!(error, CacheError::TooLarge { .. }), "{error}");
+}
