@@ -135,6 +135,13 @@ fn cache_nodes() {
     search("cache_node", 5_000, fuzz::cache_node);
 }
 
+// caught by: numbers that the consensus counts on from, and that are not looked at
+#[cfg(feature = "consensus")]
+#[test]
+fn cache_strong_nodes() {
+    search("cache_strong", 5_000, fuzz::cache_strong);
+}
+
 /// A target that breaks is reported with the input that broke it.
 #[test]
 #[should_panic(expected = "wire, kept: ")]

@@ -19,6 +19,8 @@ use crate::types::{Group, Incarnation, NodeId, Peer};
 
 #[cfg(feature = "cache")]
 mod cache;
+#[cfg(feature = "consensus")]
+pub use cache::cache_strong;
 #[cfg(feature = "cache")]
 pub use cache::{cache_message, cache_node, cache_pattern, cache_store, cache_term};
 

@@ -275,6 +275,8 @@ impl Net {
             if let (Some(heard), "a") = (&mut self.to_a, to.node.as_str()) {
                 let kind = match &message {
                     CacheMessage::Replica { message, .. } => format!("{message:?}"),
+                    #[cfg(feature = "consensus")]
+                    CacheMessage::Strong { message, .. } => strong_kind(message),
                     other => format!("{other:?}"),
                 };
                 let kind = kind.split([' ', '(', '{']).next().unwrap().to_lowercase();
@@ -385,6 +387,19 @@ impl Net {
 
     pub(super) fn delivered(&self, kind: &str) -> usize {
         self.delivered.iter().filter(|(_, _, other)| other == kind).count()
+    }
+}
+
+#[cfg(feature = "consensus")]
+fn strong_kind(message: &super::strong::StrongMessage) -> String {
+    use super::strong::StrongMessage;
+    match message {
+        StrongMessage::Consensus(message) => match format!("{message:?}").split_once("kind: ") {
+            Some((_, kind)) => format!("raft{}", kind.split(',').next().unwrap()),
+            None => format!("{message:?}"),
+        },
+        StrongMessage::Copy { message, .. } => format!("copy{message:?}"),
+        message => format!("{message:?}"),
     }
 }
 

@@ -108,13 +108,46 @@ pub fn cache_message(input: &[u8]) -> bool {
 /// greet, send what the input says; this node is asked; time passes. Its invariants are checked after each, and every
 /// operation ends once.
 pub fn cache_node(input: &[u8]) -> bool {
-    let Some(mut alone) = Alone::new() else { return false };
-    let mut input = Input(input);
-    while let Some(order) = input.byte() {
-        alone.order(order, &mut input);
-        alone.follow();
+    let config = CacheConfig::new("fuzz").partitions(2).replicas(2).table(Table::DuplicateBag);
+    Alone::new(config).is_some_and(|alone| alone.live(input))
+}
+
+/// The same in write mode `Strong`, where peers also say what a consensus and its copies say.
+#[cfg(feature = "consensus")]
+pub fn cache_strong(input: &[u8]) -> bool {
+    let config = CacheConfig::new("fuzz").partitions(2).replicas(2).expected_nodes(Some(3));
+    Alone::new(config.write_mode(WriteMode::Strong)).is_some_and(|alone| alone.live(input))
+}
+
+/// Numbers next to which something may run over.
+const EXTREME: [u64; 8] =
+    [0, 1, u64::MAX / 2 - 1, u64::MAX / 2, u64::MAX / 2 + 1, 3 << 61, u64::MAX - 1, u64::MAX];
+
+/// The same bytes with another number in the place of a small one: bytes that are changed at random hardly ever become a
+/// large one.
+fn with_number(bytes: &[u8], at: u8, number: u64) -> Vec<u8> {
+    let (mut number, at) = (number, usize::from(at) % bytes.len().max(1));
+    let mut changed = bytes.get(..at).unwrap_or_default().to_vec();
+    while number >= 0x80 {
+        changed.push(number as u8 | 0x80);
+        number >>= 7;
     }
-    alone.heard > 0
+    changed.push(number as u8);
+    // the whole of the number that was there
+    let old = bytes.iter().skip(at).take_while(|byte| **byte >= 0x80).count();
+    changed.extend(bytes.iter().skip(at + old + 1));
+    changed
+}
+
+impl Alone {
+    fn live(mut self, input: &[u8]) -> bool {
+        let mut input = Input(input);
+        while let Some(order) = input.byte() {
+            self.order(order, &mut input);
+            self.follow();
+        }
+        self.heard > 0
+    }
 }
 
 /// One node and what it is told.
@@ -129,8 +162,7 @@ struct Alone {
 }
 
 impl Alone {
-    fn new() -> Option<Self> {
-        let config = CacheConfig::new("fuzz").partitions(2).replicas(2).table(Table::DuplicateBag);
+    fn new(config: CacheConfig) -> Option<Self> {
         let now = Duration::from_secs(1);
         let node = CacheNode::new(peer("a", 1)?, Arc::new(config), Shard::ALL, 7, now);
         let peers = vec![peer("b", 1)?, peer("c", 1)?, peer("b", 2)?];
@@ -170,16 +202,11 @@ impl Alone {
                 };
                 self.node.handle_message(&peer, hello, now);
             }
-            4..=9 if self.up.contains(&peer) => {
-                for mut message in codec::decode(input.bytes()).unwrap_or_default() {
-                    self.heard += 1;
-                    if let (CacheMessage::Replica { session, .. }, Some(right)) =
-                        (&mut message, self.node.session(&peer))
-                    {
-                        *session = right;
-                    }
-                    self.node.handle_message(&peer, message, now);
-                }
+            4..=7 if self.up.contains(&peer) => self.hear(&peer, input.bytes()),
+            8 | 9 if self.up.contains(&peer) => {
+                let (at, which) = (input.next(), input.next());
+                let number = EXTREME.iter().cycle().nth(which.into()).copied().unwrap_or_default();
+                self.hear(&peer, &with_number(input.bytes(), at, number));
             }
             10 | 11 => {
                 self.now += input.time();
@@ -193,6 +220,20 @@ impl Alone {
                 2..=9 => drop(self.node.accept_loss(PartitionId::new(u32::from(order >> 4) & 1), now)),
                 _ => {}
             },
+        }
+    }
+
+    fn hear(&mut self, peer: &Peer, bytes: &[u8]) {
+        for mut message in codec::decode(bytes).unwrap_or_default() {
+            self.heard += 1;
+            let right = self.node.session(peer);
+            match &mut message {
+                CacheMessage::Replica { session, .. } => *session = right.unwrap_or(*session),
+                #[cfg(feature = "consensus")]
+                CacheMessage::Strong { session, .. } => *session = right.unwrap_or(*session),
+                _ => {}
+            }
+            self.node.handle_message(peer, message, self.now);
         }
     }
 

@@ -66,10 +66,63 @@ fn write_the_corpora() {
     for (kind, input) in &kinds {
         std::fs::write(folder.join("cache_node").join(kind), input).unwrap();
     }
+    #[cfg(feature = "consensus")]
+    write_the_strong_corpus(&folder);
     for (n, message) in codec::tests::samples().into_iter().enumerate() {
         let mut bytes = Vec::new();
         codec::encode(&message, &mut bytes).unwrap();
         let kind = format!("{message:?}").split([' ', '(', '{']).next().unwrap().to_lowercase();
         std::fs::write(folder.join("cache_message").join(format!("{kind}_{n}")), bytes).unwrap();
+    }
+}
+
+/// Each kind of what a node of a `Strong` cache hears, after the greetings and what was said before it to found the group.
+#[cfg(feature = "consensus")]
+fn write_the_strong_corpus(folder: &std::path::Path) {
+    let cache = CacheConfig::new("fuzz").partitions(2).replicas(2).expected_nodes(Some(3));
+    let cache = cache.write_mode(crate::cache::WriteMode::Strong);
+    let mut heard = Vec::new();
+    // it founds the group, and it comes into one that is there, whose leader dies
+    for first in [["a", "b", "c"], ["b", "c", "d"]] {
+        let mut net = Net::new(7);
+        net.to_a = Some(Vec::new());
+        first.iter().for_each(|name| net.open(name, &cache));
+        net.see(&first);
+        net.run_for(SECOND * 10);
+        if first[0] != "a" {
+            net.open("a", &cache);
+            net.see(&["a", "b", "c", "d"]);
+            net.run_for(SECOND * 10);
+        }
+        for n in [1, 2] {
+            let at = cache.partition_of(&n.into());
+            let put = Operation::Write(WriteOp::Put(vec![record![n, 1]]));
+            ["a", "b", "c"].iter().for_each(|name| drop(net.operate(name, at, put.clone(), |_| {}).unwrap()));
+        }
+        net.kill("b");
+        net.run_for(SECOND * 5);
+        heard.extend(net.to_a.take().unwrap());
+    }
+    let folder = folder.join("cache_strong");
+    std::fs::create_dir_all(&folder).unwrap();
+    let mut kinds: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+    for (from, bytes, kind) in heard {
+        let mut input = vec![2, 3, 0, 0x10, 3, 1, 0x13, 1, 10, 6];
+        let who: u8 = if from == peer("b") { 0 } else { 0x10 };
+        if bytes.len() > 120 {
+            continue;
+        }
+        // as it was said, and with the highest number in each place
+        input.extend([4 | who, bytes.len() as u8]);
+        input.extend(&bytes);
+        for at in 0..bytes.len() {
+            input.extend([8 | who, at as u8, 7, bytes.len() as u8]);
+            input.extend(&bytes);
+        }
+        input.extend([10, 8, 12, 0, 3, 10, 13, 10, 13]);
+        kinds.entry(kind).or_insert(input);
+    }
+    for (kind, input) in kinds {
+        std::fs::write(folder.join(kind), input).unwrap();
     }
 }
