@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use allocation_counter::{AllocationInfo, measure};
 use bytes::Bytes;
-use muster_router::node::message::DataMessage;
+use muster_router::node::message::{Cast, DataMessage};
 use muster_router::node::relay::{Audience, Begun, NewCast, Sent, Wire};
 use muster_router::node::{Effect, JoinStart, Node, Settings, Status, Ticket};
 use muster_router::*;
@@ -21,8 +21,8 @@ const GROUPS: usize = if cfg!(debug_assertions) { 1_000 } else { 100_000 };
 struct Out(VecDeque<(Peer, DataMessage, Bytes)>);
 
 impl Wire for Out {
-    fn try_send(&mut self, to: &Peer, message: DataMessage, body: &Bytes) -> Sent {
-        self.0.push_back((to.clone(), message, body.clone()));
+    fn try_send(&mut self, to: &Peer, message: DataMessage<&Cast>, body: &Bytes) -> Sent {
+        self.0.push_back((to.clone(), message.cloned(), body.clone()));
         Sent::Accepted
     }
 }

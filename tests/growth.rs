@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use muster_router::node::message::{DataMessage, Message};
+use muster_router::node::message::{Cast, DataMessage, Message};
 use muster_router::node::relay::{Audience, Begun, NewCast, Sent, Wire};
 use muster_router::node::{Effect, JoinStart, Node, Settings, Status, Ticket};
 use muster_router::testing::{control_head, data_head};
@@ -62,8 +62,8 @@ fn kind(what: &What) -> &'static str {
 struct Out(Vec<(usize, What)>);
 
 impl Wire for Out {
-    fn try_send(&mut self, to: &Peer, message: DataMessage, body: &Bytes) -> Sent {
-        self.0.push((place_of(to), What::Data(message, body.clone())));
+    fn try_send(&mut self, to: &Peer, message: DataMessage<&Cast>, body: &Bytes) -> Sent {
+        self.0.push((place_of(to), What::Data(message.cloned(), body.clone())));
         Sent::Accepted
     }
 }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use muster_router::node::message::{DataKind, Message};
+use muster_router::node::message::{Cast, DataKind, DataMessage, Message};
 use muster_router::node::relay::{Sent, Wire};
 use muster_router::node::{JoinRefused, JoinStart, Route, Settings, Status, Ticket};
 use muster_router::testing::oracle::Joined;
@@ -120,7 +120,7 @@ fn hold_all(cluster: &mut Cluster, from: usize, to: usize, held: bool) {
 struct Nowhere;
 
 impl Wire for Nowhere {
-    fn try_send(&mut self, _: &Peer, _: muster_router::node::message::DataMessage, _: &bytes::Bytes) -> Sent {
+    fn try_send(&mut self, _: &Peer, _: DataMessage<&Cast>, _: &bytes::Bytes) -> Sent {
         Sent::Accepted
     }
 }

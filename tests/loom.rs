@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use loom::thread;
-use muster_router::node::message::{DataMessage, Message};
+use muster_router::node::message::{Cast, DataMessage, Message};
 use muster_router::node::relay::{Sent, Wire};
 use muster_router::node::{JoinStart, Mutation, Node, Rules, Settings, Status, Ticket};
 use muster_router::{Config, Group, Incarnation, NodeId, Peer};
@@ -20,7 +20,7 @@ use muster_router::{Config, Group, Incarnation, NodeId, Peer};
 struct Nowhere;
 
 impl Wire for Nowhere {
-    fn try_send(&mut self, _: &Peer, _: DataMessage, _: &Bytes) -> Sent {
+    fn try_send(&mut self, _: &Peer, _: DataMessage<&Cast>, _: &Bytes) -> Sent {
         Sent::Accepted
     }
 }

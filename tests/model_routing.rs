@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use muster_router::node::message::{DataKind, DataMessage, Message, RoutedOutcome};
+use muster_router::node::message::{Cast, DataKind, DataMessage, Message, RoutedOutcome};
 use muster_router::node::relay::{Audience, Begun, NewCast, Sent, Wire};
 use muster_router::node::{Effect, JoinStart, Mutation, Node, Rules, Settings, Status, Ticket, Time};
 use muster_router::transport::Lane;
@@ -263,7 +263,7 @@ struct Out<'a> {
 }
 
 impl Wire for Out<'_> {
-    fn try_send(&mut self, to: &Peer, message: DataMessage, _body: &Bytes) -> Sent {
+    fn try_send(&mut self, to: &Peer, message: DataMessage<&Cast>, _body: &Bytes) -> Sent {
         if !self.up.contains(to) {
             return Sent::NoLink;
         }
@@ -271,7 +271,7 @@ impl Wire for Out<'_> {
             self.seen.mark(if targeted { Sight::Targeted } else { Sight::Flood });
         }
         let key = (self.me.clone(), to.clone(), Lane::Data.index() as u8);
-        self.net.entry(key).or_default().push_back(Packet::Data(message));
+        self.net.entry(key).or_default().push_back(Packet::Data(message.cloned()));
         Sent::Accepted
     }
 }

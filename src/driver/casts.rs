@@ -13,7 +13,7 @@ use super::message::Message;
 use super::waiting::Waiting;
 use super::{Driver, Late, nesting};
 use crate::error::BroadcastError;
-use crate::node::message::DataMessage;
+use crate::node::message::{Cast, DataMessage};
 use crate::node::relay::{Audience, Begun, NewCast, Reach, Sent, Settled, Wire};
 use crate::node::{Ticket, Time};
 use crate::transport::{Frame, Lane, SendError, wire};
@@ -132,7 +132,7 @@ impl Casts {
 struct Out<'a>(&'a Driver);
 
 impl Wire for Out<'_> {
-    fn try_send(&mut self, to: &Peer, message: DataMessage, body: &Bytes) -> Sent {
+    fn try_send(&mut self, to: &Peer, message: DataMessage<&Cast>, body: &Bytes) -> Sent {
         let Some(head) = wire::encode_data(&message) else { return Sent::NoLink };
         match self.0.transport.try_send(to, Frame::new(Lane::Data, head, body.clone())) {
             Ok(()) => Sent::Accepted,
@@ -165,8 +165,10 @@ impl Driver {
     fn begin(self: &Arc<Self>, cast: NewCast) -> Result<BroadcastId, NotBegun> {
         let (group, body, headers) = (cast.group.clone(), cast.body.clone(), cast.headers.clone());
         let except = self.own_number(cast.except.as_ref());
-        let begun = self.node.broadcast(cast, &mut Out(self));
-        self.pump();
+        let (begun, effects) = self.node.begin(cast, &mut Out(self));
+        if effects {
+            self.pump();
+        }
         match begun {
             Begun::Busy(cast) => Err(NotBegun::Busy(cast)),
             Begun::NoLink(cast) => Err(NotBegun::NoLink(cast)),

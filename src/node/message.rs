@@ -171,23 +171,33 @@ pub enum RoutedOutcome {
     },
 }
 
-/// A frame of the data lane; the payload is the frame's body.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum DataMessage {
+/// A frame of the data lane; the payload is the frame's body. Sent with `C = &Cast`: what is sent is kept, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum DataMessage<C = Cast> {
     /// Caller to router: find out who must hear this.
     Route {
         /// The broadcast.
-        cast: Cast,
+        cast: C,
         /// The caller's view, or `UNSETTLED`.
         hash: ViewHash,
     },
     /// To a source: give this to your members.
     Deliver {
         /// The broadcast.
-        cast: Cast,
+        cast: C,
         /// Whether the sender knows that the receiver holds the group (then "not held" is worth telling).
         targeted: bool,
     },
+}
+
+impl DataMessage<&Cast> {
+    /// One that may be kept.
+    pub fn cloned(self) -> DataMessage {
+        match self {
+            DataMessage::Route { cast, hash } => DataMessage::Route { cast: cast.clone(), hash },
+            DataMessage::Deliver { cast, targeted } => DataMessage::Deliver { cast: cast.clone(), targeted },
+        }
+    }
 }
 
 /// One broadcast, without its payload.

@@ -136,6 +136,10 @@ impl<M: Clone> World for Node<M> {
         self.published.load()
     }
 
+    fn with_published<R>(&self, look: impl FnOnce(&Published) -> R) -> R {
+        Node::with_published(self, look)
+    }
+
     fn target_peers(&self, group: &[u8], sender: ViewHash) -> Result<Vec<Peer>, Flood> {
         Node::target_peers(self, group, sender)
     }
@@ -226,18 +230,21 @@ impl<M: Clone> Node<M> {
 
     /// The check and the read are one decision: if what is published changes in between, it is no answer.
     fn decide<T>(&self, group: &[u8], sender: ViewHash, name: impl Fn(&Peer) -> T) -> Result<Vec<T>, Flood> {
-        let before = self.published.load();
-        if !self.may_decide(&before, sender) || *before.router(group) != self.me {
-            return Err(Flood);
-        }
-        let mut targets: Vec<T> = self.occupancy_shard(group).with(|shard| {
-            shard.read(group).filter_map(|slot| before.by_slot(slot)).map(|c| name(&c.peer)).collect()
-        });
-        if self.holds(group) && !self.settings.rules.breaks(Mutation::SelfLeftOut) {
-            targets.push(name(&self.me));
-        }
-        let same = self.published.read(|after| Arc::ptr_eq(&before, after));
-        if same || self.settings.rules.breaks(Mutation::NoSecondLook) { Ok(targets) } else { Err(Flood) }
+        self.published.read(|before| {
+            if !self.may_decide(before, sender) || *before.router(group) != self.me {
+                return Err(Flood);
+            }
+            let shard = self.shard_index(group);
+            let mut targets: Vec<T> = self.occupancy_at(shard).with(|shard| {
+                shard.read(group).filter_map(|slot| before.by_slot(slot)).map(|c| name(&c.peer)).collect()
+            });
+            let holds = self.claims_at(shard).with(|shard| shard.holds(group));
+            if holds && !self.settings.rules.breaks(Mutation::SelfLeftOut) {
+                targets.push(name(&self.me));
+            }
+            let same = self.published.read(|after| Arc::ptr_eq(before, after));
+            if same || self.settings.rules.breaks(Mutation::NoSecondLook) { Ok(targets) } else { Err(Flood) }
+        })
     }
 
     /// The nodes that the table names for this group, this one included, without asking whether the table
@@ -349,14 +356,22 @@ impl<M: Clone> Node<M> {
         (hasher.finish() >> 32) as usize % self.claims.len().max(1)
     }
 
-    #[allow(clippy::indexing_slicing, reason = "the index is a remainder of the number of shards")]
     fn claim_shard(&self, group: &[u8]) -> &Lock<ClaimShard<M>> {
-        &self.claims[self.shard_index(group)]
+        self.claims_at(self.shard_index(group))
+    }
+
+    fn occupancy_shard(&self, group: &[u8]) -> &Lock<OccupancyShard> {
+        self.occupancy_at(self.shard_index(group))
     }
 
     #[allow(clippy::indexing_slicing, reason = "the index is a remainder of the number of shards")]
-    fn occupancy_shard(&self, group: &[u8]) -> &Lock<OccupancyShard> {
-        &self.occupancy[self.shard_index(group)]
+    fn claims_at(&self, shard: usize) -> &Lock<ClaimShard<M>> {
+        &self.claims[shard]
+    }
+
+    #[allow(clippy::indexing_slicing, reason = "the index is a remainder of the number of shards")]
+    fn occupancy_at(&self, shard: usize) -> &Lock<OccupancyShard> {
+        &self.occupancy[shard]
     }
 }
 
@@ -427,7 +442,12 @@ impl<M: Clone> Node<M> {
 
     /// Begins a broadcast.
     pub fn broadcast(&self, cast: NewCast, wire: &mut impl Wire) -> Begun {
-        self.relay.with(|relay| relay.broadcast(cast, self, wire))
+        self.begin(cast, wire).0
+    }
+
+    /// The same; whether there are effects now is said as well, since mostly there are none.
+    pub(crate) fn begin(&self, cast: NewCast, wire: &mut impl Wire) -> (Begun, bool) {
+        self.relay.with(|relay| (relay.broadcast(cast, self, wire), relay.effects() > 0))
     }
 
     /// Nobody waits for the receipt of this node's broadcast `seq` any more.
@@ -678,7 +698,10 @@ impl<M: Clone> Node<M> {
     /// with each lock taken once.
     pub fn poll_effects(&self, into: &mut Vec<Effect>) -> bool {
         self.effects.with(|effects| into.extend(std::iter::from_fn(|| effects.poll())));
-        self.relay.with(|relay| into.extend(std::iter::from_fn(|| relay.poll_effect())));
+        self.relay.with(|relay| {
+            into.reserve(relay.effects());
+            into.extend(std::iter::from_fn(|| relay.poll_effect()));
+        });
         !into.is_empty()
     }
 

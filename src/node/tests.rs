@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::message::Cast;
 use super::*;
 use crate::config::Config;
 use crate::types::Incarnation;
@@ -17,12 +18,12 @@ struct DataNet {
 struct Out<'a>(&'a Peer, &'a std::cell::RefCell<DataNet>);
 
 impl Wire for Out<'_> {
-    fn try_send(&mut self, to: &Peer, message: DataMessage, body: &bytes::Bytes) -> relay::Sent {
+    fn try_send(&mut self, to: &Peer, message: DataMessage<&Cast>, body: &bytes::Bytes) -> relay::Sent {
         let mut net = self.1.borrow_mut();
         if net.busy {
             return relay::Sent::Busy;
         }
-        net.frames.push_back((self.0.clone(), to.clone(), message, body.clone()));
+        net.frames.push_back((self.0.clone(), to.clone(), message.cloned(), body.clone()));
         relay::Sent::Accepted
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::config::Config;
-use crate::node::message::{DataMessage, Message};
+use crate::node::message::{Cast, DataMessage, Message};
 use crate::node::relay::{Audience, NewCast, Sent, Wire};
 use crate::node::{JoinStart, Node, Settings, Ticket};
 use crate::transport::link::{Effect, LinkConfig, Links, Output, Packet, RawId};
@@ -290,7 +290,7 @@ impl LinkPair {
 struct Taker(bool);
 
 impl Wire for Taker {
-    fn try_send(&mut self, _: &Peer, _: DataMessage, _: &Bytes) -> Sent {
+    fn try_send(&mut self, _: &Peer, _: DataMessage<&Cast>, _: &Bytes) -> Sent {
         if self.0 { Sent::Accepted } else { Sent::Busy }
     }
 }

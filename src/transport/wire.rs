@@ -14,6 +14,7 @@
 
 mod data;
 
+use std::borrow::Borrow;
 use std::cell::RefCell;
 
 use bytes::{Bytes, BytesMut};
@@ -22,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use super::calls::CallMessage;
 use super::{Frame, Lane};
-use crate::node::message::{DataMessage, Message};
+use crate::node::message::{Cast, DataMessage, Message};
 
 /// The major version of the protocol; nodes of different ones refuse each other.
 pub(crate) const MAJOR: u8 = 1;
@@ -109,7 +110,7 @@ pub(crate) fn encode_control(message: &Message) -> Option<Bytes> {
 }
 
 /// The head of a data frame; `None` as above.
-pub(crate) fn encode_data(message: &DataMessage) -> Option<Bytes> {
+pub(crate) fn encode_data(message: &DataMessage<impl Borrow<Cast>>) -> Option<Bytes> {
     encode(FAMILY_DATA, |mut head| {
         data::write(message, &mut head);
         Some(head)
@@ -213,7 +214,7 @@ fn fields<T: DeserializeOwned>(message: &[u8]) -> Result<T, WireError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::message::{Bucket, Cast, DataKind, Progress, Routed, RoutedOutcome};
+    use crate::node::message::{Bucket, DataKind, Progress, Routed, RoutedOutcome};
     use crate::transport::calls::Declined;
     use crate::types::{BroadcastId, Group, Incarnation, MemberId, NodeId, Peer};
     use crate::view::{Standing, View, ViewHash};

@@ -8,8 +8,8 @@ use crate::view::View;
 
 struct All(Vec<(Peer, DataMessage)>);
 impl Wire for All {
-    fn try_send(&mut self, to: &Peer, message: DataMessage, _body: &Bytes) -> Sent {
-        self.0.push((to.clone(), message));
+    fn try_send(&mut self, to: &Peer, message: DataMessage<&Cast>, _body: &Bytes) -> Sent {
+        self.0.push((to.clone(), message.cloned()));
         Sent::Accepted
     }
 }

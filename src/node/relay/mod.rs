@@ -58,6 +58,10 @@ const MAX_WINDOWS: usize = 65_536;
 pub trait World {
     /// What is published.
     fn published(&self) -> Arc<Published>;
+    /// The same for a look at it.
+    fn with_published<R>(&self, look: impl FnOnce(&Published) -> R) -> R {
+        look(&self.published())
+    }
     /// The router's decision.
     ///
     /// # Errors
@@ -79,7 +83,7 @@ pub enum Sent {
 /// The way out for frames of the data lane. Must not call back into the relay.
 pub trait Wire {
     /// Hands over one frame without waiting.
-    fn try_send(&mut self, to: &Peer, message: DataMessage, body: &Bytes) -> Sent;
+    fn try_send(&mut self, to: &Peer, message: DataMessage<&Cast>, body: &Bytes) -> Sent;
 }
 
 /// Who should get a broadcast.
@@ -346,8 +350,8 @@ impl Relay {
         }
         let (cast, targeted) = match message {
             DataMessage::Deliver { cast, targeted } => (cast, targeted),
-            DataMessage::Route { cast, hash } => {
-                self.route(from, &cast, hash, &body, world, wire);
+            DataMessage::Route { mut cast, hash } => {
+                self.route(from, &mut cast, hash, &body, world, wire);
                 (cast, false)
             }
         };
@@ -473,6 +477,11 @@ impl Relay {
         let count = link.answers.len().min(ANSWERS);
         let routed = link.answers.drain(..count).collect();
         Some(Progress { hop: link.acknowledge(), routed })
+    }
+
+    /// How many things [`Relay::poll_effect`] has.
+    pub(super) fn effects(&self) -> usize {
+        self.wake.len() + self.settled.len() + usize::from(self.room)
     }
 
     /// The next thing to do: wake a sender, give a receipt, tell of room.

@@ -8,27 +8,21 @@ use crate::node::effect::Ticket;
 use crate::node::message::{Cast, DataMessage, Routed, RoutedOutcome};
 use crate::node::published::Status;
 use crate::node::rules::Mutation;
-use crate::types::{BroadcastId, Group, MemberId, Peer};
+use crate::types::{BroadcastId, Group, Peer};
 use crate::view::ViewHash;
 
-use super::link::Errand;
-use super::peers::Peers;
+use super::link::{Errand, Link};
+use super::peers::Receivers;
 use super::{Audience, Begun, NewCast, Reach, Relay, Sent, Settled, Wire, World};
 
 /// A broadcast of this node that is not settled everywhere.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Open {
-    group: Group,
+    /// As it is sent; number of the hop and floor are those of each moment, and 0 in between.
+    cast: Cast,
     body: Bytes,
-    except: Option<MemberId>,
-    headers: Vec<(String, Bytes)>,
     ticket: Option<Ticket>,
-    /// The router whose answer decides who else must get it.
-    router: Option<Peer>,
-    /// Peers that have not handled what we sent them, the router included.
-    waiting: Peers,
-    /// Everyone we have sent it to or are about to.
-    sent_to: Peers,
+    receivers: Receivers,
     reach: Reach,
     nodes: usize,
 }
@@ -41,44 +35,53 @@ fn kept_bytes(group: &Group, headers: &[(String, Bytes)], body: &Bytes) -> usize
 
 impl Open {
     pub(super) fn size(&self) -> usize {
-        kept_bytes(&self.group, &self.headers, &self.body)
+        kept_bytes(&self.cast.group, &self.cast.headers, &self.body)
     }
 
     pub(super) fn waits_for(&self) -> impl Iterator<Item = &Peer> {
-        self.waiting.iter().chain(&self.router)
+        self.receivers.waiting().chain(self.receivers.router())
     }
 
     pub(super) fn is_done(&self) -> bool {
-        self.router.is_none() && self.waiting.is_empty()
+        self.waits_for().next().is_none()
     }
 
-    fn cast(&self, id: BroadcastId, floor: u64, hop: u64, at_most_once: bool) -> Cast {
-        Cast {
-            hop,
-            id,
-            floor,
-            group: self.group.clone(),
-            except: self.except.clone(),
-            at_most_once,
-            headers: self.headers.clone(),
-        }
+    fn new(cast: NewCast, id: BroadcastId) -> Self {
+        let NewCast { group, body, except, headers, ticket, at_most_once, audience: _ } = cast;
+        let cast = Cast { hop: 0, id, floor: 0, group, except, at_most_once, headers };
+        let (reach, nodes) = (Reach::Flooded, 1);
+        Self { cast, body, ticket, receivers: Receivers::default(), reach, nodes }
     }
 
-    fn new(cast: NewCast, reach: Reach, nodes: usize) -> Self {
-        let NewCast { group, body, except, headers, ticket, .. } = cast;
-        Self {
-            group,
-            body,
-            except,
-            headers,
-            ticket,
-            router: None,
-            waiting: Peers::default(),
-            sent_to: Peers::default(),
-            reach,
-            nodes,
-        }
+    /// It has not begun after all.
+    fn back(self, audience: Audience) -> Box<NewCast> {
+        let Self { cast: Cast { group, except, at_most_once, headers, .. }, body, ticket, .. } = self;
+        Box::new(NewCast { group, body, except, headers, at_most_once, audience, ticket })
     }
+
+    /// Sends it to whoever is at the other end of this link, with what else there is to say.
+    fn send(&mut self, link: &mut Link, floor: u64, rest: Rest, wire: &mut impl Wire) -> Sent {
+        (self.cast.hop, self.cast.floor) = (link.next_hop(), floor);
+        let cast = &self.cast;
+        let message = match rest {
+            Rest::Route(hash) => DataMessage::Route { cast, hash },
+            Rest::Deliver { targeted } => DataMessage::Deliver { cast, targeted },
+        };
+        let sent = wire.try_send(&link.peer, message, &self.body);
+        (self.cast.hop, self.cast.floor) = (0, 0);
+        if sent == Sent::Accepted {
+            let (once, seq) = (self.cast.at_most_once, self.cast.id.seq);
+            link.sent(if once { Errand::Nobody } else { Errand::Own(seq) });
+        }
+        sent
+    }
+}
+
+/// What a frame says besides the broadcast.
+#[derive(Clone, Copy)]
+enum Rest {
+    Route(ViewHash),
+    Deliver { targeted: bool },
 }
 
 /// Where a new broadcast goes first.
@@ -119,24 +122,25 @@ impl Relay {
                 if self.link(&router).is_some_and(|link| !link.unsent.is_empty()) {
                     return Begun::Busy(Box::new(cast));
                 }
-                match self.ask_router(seq, &router, hash, &cast, wire) {
+                let mut open = Open::new(cast, id.clone());
+                match self.ask_router(&mut open, &router, hash, wire) {
                     Sent::Accepted => {
                         self.next_seq += 1;
-                        if !cast.at_most_once {
-                            self.open_with_router(seq, router, cast);
+                        if !open.cast.at_most_once {
+                            self.open_with_router(router, open);
                         }
                     }
-                    Sent::Busy => return Begun::Busy(Box::new(cast)),
+                    Sent::Busy => return Begun::Busy(open.back(Audience::Group)),
                     // its end is about to be reported
-                    Sent::NoLink => {
-                        self.send_to_peers(seq, self.peers(), false, Reach::Flooded, 1, cast, wire)
-                    }
+                    Sent::NoLink => self.send_to_peers(self.peers(), false, open, wire),
                 }
             }
             Way::Targets(targets, nodes) => {
-                self.send_to_peers(seq, targets, true, Reach::Targeted, nodes, cast, wire);
+                let mut open = Open::new(cast, id.clone());
+                (open.reach, open.nodes) = (Reach::Targeted, nodes);
+                self.send_to_peers(targets, true, open, wire);
             }
-            Way::Flood => self.send_to_peers(seq, self.peers(), false, Reach::Flooded, 1, cast, wire),
+            Way::Flood => self.send_to_peers(self.peers(), false, Open::new(cast, id.clone()), wire),
         }
         Begun::Sent { id, deliver_here }
     }
@@ -153,119 +157,82 @@ impl Relay {
             let targets: Vec<Peer> = (*peer != self.me).then(|| peer.clone()).into_iter().collect();
             return Way::Targets(targets, 1);
         }
-        let published = world.published();
-        let trusted = published.status == Status::Ready
-            || (self.rules.breaks(Mutation::UnreadySenderTrusted) && published.status == Status::Converging);
-        if !trusted {
-            return Way::Flood;
-        }
-        let router = published.router(cast.group.as_bytes());
-        if *router == self.me {
-            return match world.target_peers(cast.group.as_bytes(), published.hash) {
-                Ok(targets) => {
-                    let nodes = targets.len();
-                    Way::Targets(targets.into_iter().filter(|p| *p != self.me).collect(), nodes)
-                }
-                Err(_) => Way::Flood,
-            };
-        }
-        match self.link(router) {
-            Some(link) if !link.suspect => Way::Router(router.clone(), published.hash),
-            _ => Way::Flood,
-        }
+        world.with_published(|published| {
+            let careless = self.rules.breaks(Mutation::UnreadySenderTrusted);
+            let trusted =
+                published.status == Status::Ready || (careless && published.status == Status::Converging);
+            if !trusted {
+                return Way::Flood;
+            }
+            let router = published.router(cast.group.as_bytes());
+            if *router == self.me {
+                return match world.target_peers(cast.group.as_bytes(), published.hash) {
+                    Ok(mut targets) => {
+                        let nodes = targets.len();
+                        targets.retain(|peer| *peer != self.me);
+                        Way::Targets(targets, nodes)
+                    }
+                    Err(_) => Way::Flood,
+                };
+            }
+            match self.link(router) {
+                Some(link) if !link.suspect => Way::Router(router.clone(), published.hash),
+                _ => Way::Flood,
+            }
+        })
     }
 }
 
 // Steps.
 impl Relay {
-    fn ask_router(
-        &mut self,
-        seq: u64,
-        router: &Peer,
-        hash: ViewHash,
-        cast: &NewCast,
-        wire: &mut impl Wire,
-    ) -> Sent {
+    fn ask_router(&mut self, open: &mut Open, router: &Peer, hash: ViewHash, wire: &mut impl Wire) -> Sent {
         // this broadcast is open from now on, so the floor is at most its own number
-        let floor = self.floor().min(seq);
+        let floor = self.floor().min(open.cast.id.seq);
         let Some(link) = self.links.get_mut(router) else { return Sent::NoLink };
-        let head = Cast {
-            hop: link.next_hop(),
-            id: BroadcastId::new(self.me.clone(), seq),
-            floor,
-            group: cast.group.clone(),
-            except: cast.except.clone(),
-            at_most_once: cast.at_most_once,
-            headers: cast.headers.clone(),
-        };
-        let sent = wire.try_send(router, DataMessage::Route { cast: head, hash }, &cast.body);
-        if sent == Sent::Accepted {
-            link.sent(if cast.at_most_once { Errand::Nobody } else { Errand::Own(seq) });
-        }
-        sent
+        open.send(link, floor, Rest::Route(hash), wire)
     }
 
-    fn open_with_router(&mut self, seq: u64, router: Peer, cast: NewCast) {
-        let mut open = Open::new(cast, Reach::Targeted, 0);
-        open.waiting.insert(router.clone());
-        open.sent_to.insert(router.clone());
-        open.router = Some(router);
+    fn open_with_router(&mut self, router: Peer, mut open: Open) {
+        (open.reach, open.nodes) = (Reach::Targeted, 0);
+        open.receivers.insert(router, true);
         self.open_bytes += open.size();
-        self.open.insert(seq, open);
+        self.open.insert(open.cast.id.seq, open);
     }
 
-    #[allow(clippy::too_many_arguments, reason = "the parts of one decision")]
-    fn send_to_peers(
-        &mut self,
-        seq: u64,
-        peers: Vec<Peer>,
-        targeted: bool,
-        reach: Reach,
-        nodes: usize,
-        cast: NewCast,
-        wire: &mut impl Wire,
-    ) {
+    fn send_to_peers(&mut self, peers: Vec<Peer>, targeted: bool, open: Open, wire: &mut impl Wire) {
         self.next_seq += 1;
-        let at_most_once = cast.at_most_once;
-        let open = Open::new(cast, reach, nodes);
-        self.open_bytes += open.size();
-        self.open.insert(seq, open);
-        if at_most_once {
-            self.send_once(seq, &peers, targeted, wire);
+        let seq = open.cast.id.seq;
+        if open.cast.at_most_once {
+            self.send_once(&peers, targeted, open, wire);
             return;
         }
-        for peer in &peers {
+        self.open_bytes += open.size();
+        self.open.insert(seq, open);
+        for peer in peers {
             self.send_or_queue(seq, peer, targeted, wire);
         }
         self.give_receipt(seq);
     }
 
     /// One try each, and it is forgotten.
-    fn send_once(&mut self, seq: u64, peers: &[Peer], targeted: bool, wire: &mut impl Wire) {
-        let Some(open) = self.open.remove(seq) else { return };
-        self.open_bytes -= open.size();
-        let floor = self.floor().min(seq);
+    fn send_once(&mut self, peers: &[Peer], targeted: bool, mut open: Open, wire: &mut impl Wire) {
+        let floor = self.floor().min(open.cast.id.seq);
         for peer in peers {
-            let link = self.links.get_mut(peer);
-            let Some(link) = link.filter(|link| link.unsent.is_empty()) else { continue };
-            let cast = open.cast(BroadcastId::new(self.me.clone(), seq), floor, link.next_hop(), true);
-            if wire.try_send(peer, DataMessage::Deliver { cast, targeted }, &open.body) == Sent::Accepted {
-                link.sent(Errand::Nobody);
+            if let Some(link) = self.links.get_mut(peer).filter(|link| link.unsent.is_empty()) {
+                open.send(link, floor, Rest::Deliver { targeted }, wire);
             }
         }
     }
 
     /// Sends an open broadcast to a peer, in order behind what waits for room there.
-    fn send_or_queue(&mut self, seq: u64, peer: &Peer, targeted: bool, wire: &mut impl Wire) {
-        let Some(waits) = self.link(peer).map(|link| !link.unsent.is_empty()) else { return };
-        let Some(open) = self.open.get_mut(seq) else { return };
-        if !open.sent_to.insert(peer.clone()) {
+    fn send_or_queue(&mut self, seq: u64, peer: Peer, targeted: bool, wire: &mut impl Wire) {
+        let floor = self.floor().min(seq);
+        let (links, open) = (&mut self.links, self.open.get_mut(seq));
+        let (Some(link), Some(open)) = (links.get_mut(&peer), open) else { return };
+        if !open.receivers.insert(peer, false) {
             return;
         }
-        open.waiting.insert(peer.clone());
-        if (waits || self.send_own(seq, peer, targeted, wire) == Sent::Busy)
-            && let Some(link) = self.link_mut(peer)
-        {
+        if !link.unsent.is_empty() || send_open(open, link, floor, targeted, wire) == Sent::Busy {
             link.unsent.push_back((seq, targeted));
         }
     }
@@ -274,16 +241,10 @@ impl Relay {
     /// peers to send to, and a broadcast that waits for nobody in between would be closed before it has been.
     pub(super) fn send_own(&mut self, seq: u64, peer: &Peer, targeted: bool, wire: &mut impl Wire) -> Sent {
         let floor = self.floor().min(seq);
-        let Some(open) = self.open.get_mut(seq) else { return Sent::NoLink };
-        let Some(link) = self.links.get_mut(peer) else { return Sent::NoLink };
-        let cast = open.cast(BroadcastId::new(self.me.clone(), seq), floor, link.next_hop(), false);
-        let sent = wire.try_send(peer, DataMessage::Deliver { cast, targeted }, &open.body);
-        match sent {
-            Sent::Accepted => link.sent(Errand::Own(seq)),
-            Sent::Busy => {}
-            Sent::NoLink => drop(open.waiting.remove(peer)),
+        match (self.links.get_mut(peer), self.open.get_mut(seq)) {
+            (Some(link), Some(open)) => send_open(open, link, floor, targeted, wire),
+            _ => Sent::NoLink,
         }
-        sent
     }
 
     /// A peer has handled one of our frames.
@@ -293,10 +254,10 @@ impl Relay {
             Errand::Served(origin, seq) => self.served(&origin, seq, from),
             Errand::Own(seq) => {
                 let Some(open) = self.open.get_mut(seq) else { return };
-                if !open.waiting.remove(from) {
+                if !open.receivers.handled(from) {
                     return;
                 }
-                if open.reach == Reach::Flooded && open.router.is_none() {
+                if open.reach == Reach::Flooded && open.receivers.router().is_none() {
                     open.nodes += 1;
                 }
                 self.give_receipt(seq);
@@ -307,10 +268,11 @@ impl Relay {
     /// A router's answer: who it could not serve, or whom a flood of its has reached.
     pub(super) fn handle_routed(&mut self, from: &Peer, answer: Routed, wire: &mut impl Wire) {
         let Some(open) = self.open.get_mut(answer.seq) else { return };
-        if open.router.as_ref() != Some(from) {
+        let Some(router) = open.receivers.get_mut(from).filter(|router| router.asked) else {
             return; // given up and flooded meanwhile
-        }
-        open.router = None;
+        };
+        router.asked = false;
+        let handled = !router.waits;
         let careless = self.rules.breaks(Mutation::FailedNotResent);
         let rest = match answer.outcome {
             RoutedOutcome::Targeted { nodes, failed } => {
@@ -320,12 +282,12 @@ impl Relay {
             RoutedOutcome::Flooded { covered } => {
                 open.reach = Reach::Flooded;
                 // the router counts when it has handled its own copy, if it has not yet
-                open.nodes = covered.len() + usize::from(!open.waiting.contains(from));
+                open.nodes = covered.len() + usize::from(handled);
                 let covered: BTreeSet<Peer> = covered.into_iter().collect();
                 self.peers().into_iter().filter(|peer| !covered.contains(peer)).collect()
             }
         };
-        for peer in rest.iter().filter(|_| !careless) {
+        for peer in rest.into_iter().filter(|_| !careless) {
             self.send_or_queue(answer.seq, peer, false, wire);
         }
         self.give_receipt(answer.seq);
@@ -334,27 +296,20 @@ impl Relay {
     /// This peer will not answer as router: what waits for it goes to everybody, at once. Its own copy lies
     /// in the queue to it, so it still waits for that.
     pub(super) fn give_up_router(&mut self, router: &Peer, wire: &mut impl Wire) {
-        if self.rules.breaks(Mutation::NoFloodOnDeadRouter) {
-            for (_, open) in self.open.iter_mut().filter(|(_, open)| open.router.as_ref() == Some(router)) {
-                open.router = None;
-            }
-            return;
-        }
-        let waiting: Vec<u64> = self
-            .open
-            .iter()
-            .filter(|(_, open)| open.router.as_ref() == Some(router))
-            .map(|(seq, _)| seq)
-            .collect();
-        for seq in waiting {
-            if let Some(open) = self.open.get_mut(seq) {
-                open.router = None;
+        let careless = self.rules.breaks(Mutation::NoFloodOnDeadRouter);
+        let mut waiting = Vec::new();
+        for (seq, open) in self.open.iter_mut().filter(|(_, open)| open.receivers.router() == Some(router)) {
+            let handled = open.receivers.answered().is_some_and(|router| !router.waits);
+            if !careless {
                 open.reach = Reach::Flooded;
                 // it may have handled its own copy and owe only the answer
-                open.nodes = 1 + usize::from(!open.waiting.contains(router));
+                open.nodes = 1 + usize::from(handled);
+                waiting.push(seq);
             }
+        }
+        for seq in waiting {
             for peer in self.peers() {
-                self.send_or_queue(seq, &peer, false, wire);
+                self.send_or_queue(seq, peer, false, wire);
             }
         }
     }
@@ -362,7 +317,7 @@ impl Relay {
     /// This peer is gone: nothing waits for it.
     pub(super) fn forget_target(&mut self, peer: &Peer) {
         self.open.iter_mut().for_each(|(_, open)| {
-            open.waiting.remove(peer);
+            open.receivers.handled(peer);
         });
     }
 
@@ -375,20 +330,29 @@ impl Relay {
     pub(super) fn give_receipt(&mut self, seq: u64) {
         let links = &self.links;
         let Some(open) = self.open.get_mut(seq) else { return };
-        if open.router.is_some() {
+        if open.receivers.router().is_some() {
             return;
         }
         let suspect = |peer: &Peer| links.get(peer).is_some_and(|link| link.suspect);
-        if open.waiting.iter().all(suspect)
+        if open.receivers.waiting().all(suspect)
             && let Some(ticket) = open.ticket.take()
         {
-            let id = BroadcastId::new(self.me.clone(), seq);
+            let id = open.cast.id.clone();
             self.settled.push_back(Settled { ticket, id, reach: open.reach, nodes: open.nodes });
         }
-        if open.waiting.is_empty() {
+        if open.receivers.waiting().next().is_none() {
             self.open_bytes -= open.size();
             self.open.discard(seq);
             self.room = true;
         }
     }
+}
+
+/// See [`Relay::send_own`].
+fn send_open(open: &mut Open, link: &mut Link, floor: u64, targeted: bool, wire: &mut impl Wire) -> Sent {
+    let sent = open.send(link, floor, Rest::Deliver { targeted }, wire);
+    if sent == Sent::NoLink {
+        open.receivers.handled(&link.peer);
+    }
+    sent
 }

@@ -27,7 +27,7 @@ impl Relay {
     pub(super) fn route(
         &mut self,
         origin: &Peer,
-        cast: &Cast,
+        cast: &mut Cast,
         hash: ViewHash,
         body: &Bytes,
         world: &impl World,
@@ -78,7 +78,7 @@ impl Relay {
     /// Sends a copy to one peer, if it can be counted on to handle it.
     fn pass_on(
         &mut self,
-        cast: &Cast,
+        cast: &mut Cast,
         to: &Peer,
         targeted: bool,
         body: &Bytes,
@@ -86,13 +86,13 @@ impl Relay {
     ) -> bool {
         let link = self.links.get_mut(to).filter(|link| !link.suspect && link.unsent.is_empty());
         let Some(link) = link else { return false };
-        let mut cast = cast.clone();
         cast.hop = link.next_hop();
         let errand = match cast.at_most_once {
             true => Errand::Nobody,
             false => Errand::Served(cast.id.origin.clone(), cast.id.seq),
         };
-        let accepted = wire.try_send(to, DataMessage::Deliver { cast, targeted }, body) == Sent::Accepted;
+        let message = DataMessage::Deliver { cast: &*cast, targeted };
+        let accepted = wire.try_send(to, message, body) == Sent::Accepted;
         if accepted {
             link.sent(errand);
         }

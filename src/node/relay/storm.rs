@@ -69,7 +69,7 @@ fn place(peer: &Peer) -> usize {
 }
 
 impl Wire for Out<'_> {
-    fn try_send(&mut self, to: &Peer, message: DataMessage, body: &Bytes) -> Sent {
+    fn try_send(&mut self, to: &Peer, message: DataMessage<&Cast>, body: &Bytes) -> Sent {
         let to_place = place(to);
         let current = self.0.peer(to_place) == *to;
         let room = self.0.room;
@@ -80,7 +80,7 @@ impl Wire for Out<'_> {
         if way.data.len() >= room {
             return Sent::Busy;
         }
-        way.data.push_back((message, body.clone()));
+        way.data.push_back((message.cloned(), body.clone()));
         Sent::Accepted
     }
 }

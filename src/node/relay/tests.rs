@@ -8,7 +8,7 @@ use crate::types::{Incarnation, NodeId};
 struct Nowhere;
 
 impl Wire for Nowhere {
-    fn try_send(&mut self, _to: &Peer, _message: DataMessage, _body: &Bytes) -> Sent {
+    fn try_send(&mut self, _to: &Peer, _message: DataMessage<&Cast>, _body: &Bytes) -> Sent {
         Sent::NoLink
     }
 }

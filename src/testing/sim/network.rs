@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use bytes::Bytes;
 
 use crate::node::Time;
-use crate::node::message::DataMessage;
+use crate::node::message::{Cast, DataMessage};
 use crate::node::relay::{Sent, Wire};
 use crate::transport::link::Links;
 use crate::transport::{self, Lane, SendError};
@@ -221,7 +221,7 @@ impl Out<'_> {
 }
 
 impl Wire for Out<'_> {
-    fn try_send(&mut self, to: &Peer, message: DataMessage, body: &Bytes) -> Sent {
+    fn try_send(&mut self, to: &Peer, message: DataMessage<&Cast>, body: &Bytes) -> Sent {
         let Some(place) = self.names.get(&to.node).copied() else { return Sent::NoLink };
         let Ok(head) = postcard::to_allocvec(&message) else { return Sent::NoLink };
         let frame = Frame { sent: self.now, head: head.into(), body: body.clone() };
@@ -244,7 +244,7 @@ impl Wire for Out<'_> {
             lane.push_back(frame);
         }
         let (DataMessage::Route { cast, .. } | DataMessage::Deliver { cast, .. }) = message;
-        self.sent.push((cast.id.origin, cast.id.seq, place));
+        self.sent.push((cast.id.origin.clone(), cast.id.seq, place));
         Sent::Accepted
     }
 }

@@ -1206,11 +1206,12 @@ impl Links {
     fn on_piece(&mut self, raw: RawId, number: u64, piece: Piece) {
         let (max_frame, rules) = (self.config.max_frame, self.rules);
         let now = self.now;
-        if self.raws.get(&raw).is_none_or(|state| state.phase != Phase::Live) {
+        let Some(state) = self.raws.get(&raw).filter(|state| state.phase == Phase::Live) else {
             self.unexpected(raw);
             return;
-        }
-        let Some(session) = self.session_on(raw) else { return };
+        };
+        let session = state.peer.as_ref().and_then(|peer| self.sessions.get_mut(&peer.node));
+        let Some(session) = session.filter(|session| session.raw == Some(raw)) else { return };
         session.heard(now);
         let lane = piece.part.lane.index();
         let expected = session.received[lane] + 1;

@@ -5,6 +5,7 @@ use std::fmt::Display;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -40,6 +41,8 @@ pub(super) struct Connection {
     pub(super) advertise: SocketAddr,
     /// Wakes the one who writes.
     pub(super) wake: Notify,
+    /// It was woken for what the links have, and has not looked since. Touched under the lock of the links only.
+    pub(super) woken: AtomicBool,
     messages: Mutex<VecDeque<Bytes>>,
     /// When its tasks have to end.
     deadline: watch::Sender<Option<Instant>>,
@@ -52,6 +55,7 @@ impl Connection {
             node,
             advertise,
             wake: Notify::new(),
+            woken: AtomicBool::new(false),
             messages: Mutex::default(),
             deadline: watch::Sender::new(None),
         }

@@ -323,7 +323,7 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// The connections with something to write.
+/// The connections with something to write whose writers are to be woken: those that are not awake for it already.
 fn dirty(state: &mut State) -> SmallVec<[Arc<Connection>; 4]> {
     let mut dirty = SmallVec::new();
     while let Some(raw) = state.links.poll_dirty() {
@@ -331,7 +331,10 @@ fn dirty(state: &mut State) -> SmallVec<[Arc<Connection>; 4]> {
             if state.links.is_closing(raw) {
                 connection.end_soon();
             }
-            dirty.push(connection.clone());
+            if !connection.woken.load(Ordering::Relaxed) {
+                connection.woken.store(true, Ordering::Relaxed);
+                dirty.push(connection.clone());
+            }
         }
     }
     dirty
@@ -410,6 +413,7 @@ impl Mesh {
     /// Takes what is to be written. It comes in the order of urgency, and not too much at once.
     pub(super) fn output(&self, connection: &Connection, into: &mut Batch) -> Polled {
         let mut state = self.state.lock();
+        connection.woken.store(false, Ordering::Relaxed);
         if state.running {
             state.hungry.insert(connection.raw);
             return Polled::Later;

@@ -63,6 +63,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use arc_swap::ArcSwapOption;
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
@@ -88,13 +89,10 @@ pub use tls::{TlsError, TlsOptions};
 pub struct TcpTransport {
     settings: Arc<Settings>,
     counted: Arc<Counted>,
-    life: Mutex<Life>,
-}
-
-#[derive(Default)]
-struct Life {
-    mesh: Option<Arc<Mesh>>,
-    last: u64,
+    /// The present life, or one that has ended. Written under the lock of `last`, read without: by every frame.
+    mesh: ArcSwapOption<Mesh>,
+    /// The highest incarnation so far.
+    last: Mutex<u64>,
 }
 
 impl TcpTransport {
@@ -104,7 +102,8 @@ impl TcpTransport {
     }
 
     fn new(settings: Settings) -> Self {
-        Self { settings: Arc::new(settings), counted: Arc::default(), life: Mutex::default() }
+        let settings = Arc::new(settings);
+        Self { settings, counted: Arc::default(), mesh: ArcSwapOption::empty(), last: Mutex::default() }
     }
 
     /// Where it takes connections; `None` while it is not started.
@@ -131,22 +130,22 @@ impl TcpTransport {
 
     /// The life that has not ended.
     fn mesh(&self) -> Option<Arc<Mesh>> {
-        self.life.lock().mesh.clone().filter(|mesh| !mesh.has_ended())
+        self.mesh.load_full().filter(|mesh| !mesh.has_ended())
     }
 
     fn begin(&self, inbound: Inbound) -> Result<(Arc<Mesh>, Alive), TransportError> {
-        let mut life = self.life.lock();
-        if life.mesh.as_ref().is_some_and(|mesh| !mesh.has_ended()) {
+        let mut last = self.last.lock();
+        if self.mesh().is_some() {
             return Err(TransportError::AlreadyStarted { node: self.settings.node.clone() });
         }
         let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
         let clock = u64::try_from(clock).unwrap_or(u64::MAX);
         let clock = self.settings.incarnation.map_or(clock, Incarnation::get);
         // above every earlier life of this value, also when the clock went back
-        life.last = clock.max(life.last.saturating_add(1));
-        let incarnation = Incarnation::new(life.last).unwrap_or(Incarnation::MIN);
+        *last = clock.max(last.saturating_add(1));
+        let incarnation = Incarnation::new(*last).unwrap_or(Incarnation::MIN);
         let (mesh, alive) = Mesh::new(self.settings.clone(), self.counted.clone(), inbound, incarnation);
-        life.mesh = Some(mesh.clone());
+        self.mesh.store(Some(mesh.clone()));
         Ok((mesh, alive))
     }
 }
@@ -162,7 +161,7 @@ impl fmt::Debug for TcpTransport {
 
 impl Drop for TcpTransport {
     fn drop(&mut self) {
-        if let Some(mesh) = &self.life.get_mut().mesh {
+        if let Some(mesh) = &*self.mesh.load() {
             mesh.stop();
         }
     }
@@ -211,8 +210,8 @@ impl Transport for TcpTransport {
         }
         unstarted.0 = None;
         let me = mesh.settle();
-        let mut life = self.life.lock();
-        life.last = life.last.max(me.incarnation.get());
+        let mut last = self.last.lock();
+        *last = (*last).max(me.incarnation.get());
         Ok(me)
     }
 
@@ -222,22 +221,21 @@ impl Transport for TcpTransport {
     }
 
     fn try_send(&self, to: &Peer, frame: Frame) -> Result<(), SendError> {
-        match self.mesh() {
-            Some(mesh) => mesh.try_send(to, frame),
-            None => Err(SendError::NoLink(frame)),
+        match &*self.mesh.load() {
+            Some(mesh) if !mesh.has_ended() => mesh.try_send(to, frame),
+            Some(_) | None => Err(SendError::NoLink(frame)),
         }
     }
 
     async fn shutdown(&self) {
-        let mesh = self.life.lock().mesh.clone();
-        let Some(mesh) = mesh else { return };
+        let Some(mesh) = self.mesh.load_full() else { return };
         mesh.stop();
         // the last sender is dropped when the last task has ended
         let mut phase = mesh.phase.clone();
         while phase.changed().await.is_ok() {}
-        let mut life = self.life.lock();
-        if life.mesh.as_ref().is_some_and(|there| Arc::ptr_eq(there, &mesh)) {
-            life.mesh = None;
+        let _last = self.last.lock();
+        if self.mesh.load().as_ref().is_some_and(|there| Arc::ptr_eq(there, &mesh)) {
+            self.mesh.store(None);
         }
     }
 }

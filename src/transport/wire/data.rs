@@ -2,6 +2,7 @@
 //! these are written and read for every broadcast, and that was a fifth of all it costs. The tests hold it against
 //! postcard, byte for byte and error for error.
 
+use std::borrow::Borrow;
 use std::cell::RefCell;
 
 use bytes::Bytes;
@@ -17,16 +18,16 @@ const ROUTE: u8 = 0;
 const DELIVER: u8 = 1;
 
 /// Appends the message.
-pub(super) fn write(message: &DataMessage, to: &mut Vec<u8>) {
+pub(super) fn write(message: &DataMessage<impl Borrow<Cast>>, to: &mut Vec<u8>) {
     match message {
         DataMessage::Route { cast, hash } => {
             to.push(ROUTE);
-            write_cast(cast, to);
+            write_cast(cast.borrow(), to);
             write_number(hash.get(), to);
         }
         DataMessage::Deliver { cast, targeted } => {
             to.push(DELIVER);
-            write_cast(cast, to);
+            write_cast(cast.borrow(), to);
             to.push(u8::from(*targeted));
         }
     }
