@@ -220,6 +220,8 @@ async fn a_partition_count_that_differs_is_told_on_both_sides_with_both_values()
     // it is the one that is not ready, so that a rolling restart stops there
     assert_eq!((b.readiness().is_ready(), b.readiness().nodes), (false, 1));
     assert_eq!(b.readiness().differs, [a.peer().clone(), c.peer().clone()]);
+    let text = b.until_ready(Duration::from_secs(1)).await.unwrap_err().to_string();
+    assert!(text.contains("options differ from those of a#") && text.ends_with("and 1 more"), "{text}");
     assert_eq!((a.readiness().is_ready(), a.readiness().nodes), (true, 2));
     assert_eq!(a.readiness().differs, [b.peer().clone()]);
     b.put(record!["k", 9]).await.unwrap();

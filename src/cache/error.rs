@@ -251,8 +251,8 @@ pub enum CacheError {
         /// The write, in the order of its partition; `None` if it was about several partitions.
         version: Option<Version>,
     },
-    /// The cache did not start: an option is not allowed. It never goes over the wire, and stays last because of it.
-    #[error("the cache did not start: {0}")]
+    /// An option is not allowed: of a cache, which did not start, or of one call, of which nothing was carried out. It never goes over the wire, and stays last because of it.
+    #[error("nothing has changed: {0}")]
     #[serde(skip)]
     Config(#[from] ConfigError),
 }

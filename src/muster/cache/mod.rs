@@ -79,7 +79,7 @@ impl fmt::Debug for Cache {
 
 /// A cache did not become ready in time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not ready after {waited:?}: {} of {} partitions have all their owners{}", .readiness.complete, .readiness.partitions, if *.closed { ", and the cache is closed" } else { "" })]
+#[error("not ready after {waited:?}: {} of {} partitions have all their owners{}{}", .readiness.complete, .readiness.partitions, who(.readiness), if *.closed { ", and the cache is closed" } else { "" })]
 #[non_exhaustive]
 pub struct CacheNotReady {
     /// How far it was.
@@ -88,6 +88,17 @@ pub struct CacheNotReady {
     pub closed: bool,
     /// How long was waited.
     pub waited: Duration,
+}
+
+/// The nodes for which it waits, or from which it differs.
+fn who(readiness: &Readiness) -> String {
+    let named = |what: &str, peers: &[Peer]| match peers {
+        [] => String::new(),
+        [first] => format!(", {what} {first}"),
+        [first, rest @ ..] => format!(", {what} {first} and {} more", rest.len()),
+    };
+    named("nothing was heard from", &readiness.unknown)
+        + &named("the options differ from those of", &readiness.differs)
 }
 
 impl CacheNotReady {

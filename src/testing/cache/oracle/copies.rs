@@ -52,11 +52,13 @@ impl Oracle {
                 }
                 (None, _) => store.floor() >= Some(entry.version()),
             };
-            // unless the copy was discarded, which reports it and takes nothing
+            // unless the copy was discarded, which takes nothing, and reports what was put; that a delete seems to be there
+            // is then only for what was forgotten here
+            let is_put = matches!(entry, Entry::Put { .. });
             let reported = self.losers[partition as usize]
                 .iter()
                 .any(|loser| loser.version == *entry.version() && loser.key.as_ref() == key);
-            let discarded = reported && self.was_discarded(partition, entry.version());
+            let discarded = (reported || !is_put) && self.was_discarded(partition, entry.version());
             if there && !discarded {
                 let number = match entry {
                     Entry::Put { record, .. } | Entry::DeletedRecord { record, .. } if !self.is_set => {

@@ -421,3 +421,27 @@ fn a_copy_that_was_discarded_excuses_only_what_it_held() {
     write(&mut bench, 2, version(2, "b", 2));
     assert_eq!(promise(bench.read(ReadMode::Local, 2, &[])), "session", "the other side's own");
 }
+
+#[test]
+fn a_delete_of_a_copy_that_was_discarded_has_not_come_into_the_other_history() {
+    let of_b = |purged: bool| {
+        let writes = [(Write::DeleteKeys(vec![5.into()]), version(1, "b", 1))];
+        let mut copy = store(&[(epoch(1, "b"), None)], &writes);
+        if purged {
+            copy.purge(Duration::from_secs(9), Duration::ZERO, &version(1, "b", 1), 10);
+        }
+        copy
+    };
+    let with = |discarded: bool| {
+        let mut bench = Bench(Oracle::new(Kind::Wild, true, 1, 8));
+        deleted(&mut bench, 1, version(1, "a", 1));
+        let side = copy_of(&[Write::DeleteKeys(vec![1.into()])]);
+        if discarded {
+            bench.0.discard(0, Some(&side));
+        }
+        // b has forgotten its deletes: it cannot be told from its copy whether it has had this one
+        bench.0.merges(0, &[Entry::DeletedKey { key: 1.into(), version: version(1, "a", 1) }], &of_b(true));
+        promise(bench.0.judge_copy(0, "n0", &of_b(false)))
+    };
+    assert_eq!((with(true), with(false)), ("kept", "hole"));
+}
