@@ -675,6 +675,9 @@ impl Oracle {
             return false;
         }
         let Some(version) = &write.version else { return true };
+        // of a batch each record has a version of its own
+        let own = versions_of(write).find(|(of, _)| *of == key).map(|(_, version)| version);
+        let version = own.as_ref().unwrap_or(version);
         let newer = seen.iter().any(|number| {
             let writer = &self.ops[self.records[*number as usize].0];
             let Some(theirs) = &writer.version else { return true };

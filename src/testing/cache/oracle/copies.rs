@@ -52,13 +52,11 @@ impl Oracle {
                 }
                 (None, _) => store.floor() >= Some(entry.version()),
             };
-            // unless the copy was discarded, which takes nothing, and reports what was put; that a delete seems to be there
-            // is then only for what was forgotten here
-            let is_put = matches!(entry, Entry::Put { .. });
+            // unless the copy was discarded, which reports it and takes nothing
             let reported = self.losers[partition as usize]
                 .iter()
                 .any(|loser| loser.version == *entry.version() && loser.key.as_ref() == key);
-            let discarded = (reported || !is_put) && self.was_discarded(partition, entry.version());
+            let discarded = reported && self.was_discarded(partition, entry.version());
             if there && !discarded {
                 let number = match entry {
                     Entry::Put { record, .. } | Entry::DeletedRecord { record, .. } if !self.is_set => {
@@ -189,8 +187,11 @@ impl Oracle {
         if same.is_some_and(|same| Some(same) != put) {
             return Some(format!("has another record by that very write: {key}/{same:?}"));
         }
-        // nothing is there unless deletes have left a trace
-        let trace = store.read(&term).version.max(store.purged_through().cloned()) >= Some(version.clone());
+        // Nothing is there unless deletes have left a trace. Of what came by a merge it is not known whether this history
+        // has had it or has forgotten as much; a record that comes back is seen all the same.
+        let own = within(store.lineage().entries(), store.applied(), version);
+        let trace =
+            !own || store.read(&term).version.max(store.purged_through().cloned()) >= Some(version.clone());
         match put {
             Some(number) => {
                 let mut there = live().filter(|(_, at)| *at >= version);

@@ -423,7 +423,7 @@ fn a_copy_that_was_discarded_excuses_only_what_it_held() {
 }
 
 #[test]
-fn a_delete_of_a_copy_that_was_discarded_has_not_come_into_the_other_history() {
+fn a_delete_of_another_side_leaves_no_trace_where_as_much_is_forgotten() {
     let of_b = |purged: bool| {
         let writes = [(Write::DeleteKeys(vec![5.into()]), version(1, "b", 1))];
         let mut copy = store(&[(epoch(1, "b"), None)], &writes);
@@ -432,16 +432,39 @@ fn a_delete_of_a_copy_that_was_discarded_has_not_come_into_the_other_history() {
         }
         copy
     };
-    let with = |discarded: bool| {
+    let with = |back: bool| {
         let mut bench = Bench(Oracle::new(Kind::Wild, true, 1, 8));
+        let old = bench.kept(1, WriteMode::Sync, version(1, "0", 1));
         deleted(&mut bench, 1, version(1, "a", 1));
-        let side = copy_of(&[Write::DeleteKeys(vec![1.into()])]);
-        if discarded {
-            bench.0.discard(0, Some(&side));
-        }
         // b has forgotten its deletes: it cannot be told from its copy whether it has had this one
         bench.0.merges(0, &[Entry::DeletedKey { key: 1.into(), version: version(1, "a", 1) }], &of_b(true));
-        promise(bench.0.judge_copy(0, "n0", &of_b(false)))
+        let mut copy = of_b(false);
+        if back {
+            copy = store(
+                &[(epoch(1, "0"), None), (epoch(1, "b"), Some(version(1, "0", 1)))],
+                &[
+                    (Write::Put(record(1, old)), version(1, "0", 1)),
+                    (Write::DeleteKeys(vec![5.into()]), version(1, "b", 2)),
+                ],
+            );
+        }
+        promise(bench.0.judge_copy(0, "n0", &copy))
     };
-    assert_eq!((with(true), with(false)), ("kept", "hole"));
+    assert_eq!((with(false), with(true)), ("kept", "hole"));
+}
+
+#[test]
+fn a_loser_of_a_batch_is_reported_by_its_own_version() {
+    let with = |lost: u64| {
+        let mut bench = Bench(Oracle::new(Kind::Wild, false, 1, 8));
+        let numbers: Vec<i64> = (0..3).map(|_| bench.0.next_record()).collect();
+        let put = What::Put(numbers.iter().zip(1..).map(|(number, key)| (key, *number)).collect());
+        let op = bench.begin(1, put, WriteMode::Async);
+        bench.0.succeed(op, Some(version(1, "a", 3)), None).unwrap();
+        let (version, by) = (version(1, "a", lost), version(2, "b", 1));
+        let loser = Loser { key: Some(1.into()), record: Some(record(1, numbers[0])), version, by };
+        bench.0.conflict(0, loser).unwrap();
+        promise(bench.read(ReadMode::Primary, 1, &[]))
+    };
+    assert_eq!((with(1), with(3)), ("kept", "session"), "the record is the first of three");
 }
